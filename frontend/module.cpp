@@ -173,21 +173,22 @@ std::tuple<std::optional<FileVersion>, bool, std::string> find_file(int device, 
   remote::FoundFile file;
   check(client(checked_device(device)).find_file(path, keep_waiting, &file));
   const remote::FileVersion& its = file.version;
-  return {file.readable ? std::optional(FileVersion(its.size, its.inode, its.modified)) : std::nullopt, file.allowed,
-          file.why};
+  return {file.readable ? std::optional(FileVersion(its.size, its.inode, its.mtime_ns)) : std::nullopt, file.allowed,
+          file.reason};
 }
 
 at::Tensor read_file(int device, const std::string& path, const FileVersion& version, uint64_t offset,
                      const std::vector<int64_t>& sizes, at::ScalarType dtype) {
   check_not_forked();
   py::gil_scoped_release release;
-  const auto [size, inode, modified] = version;
-  return tensor_of_file(path, {size, inode, modified}, offset, sizes, dtype, checked_device(device));
+  const auto [size, inode, mtime_ns] = version;
+  return tensor_of_file(path, {size, inode, mtime_ns}, offset, sizes, dtype, checked_device(device));
 }
 
 // Returns the worker's session, the call's ticket, and the first buffer id of its results. Tickets and buffer ids are
 // per session: after a restart another call may have the same ticket. So the functions below take the session, too.
-std::array<uint64_t, 3> call(int device, const py::bytes& request, const std::vector<at::Tensor>& tensors) {
+std::array<uint64_t, 3> send_function_call(int device, const py::bytes& request,
+                                           const std::vector<at::Tensor>& tensors) {
   check_not_forked();
   const auto text = static_cast<std::string_view>(request);
   for (const at::Tensor& tensor : tensors) {
@@ -207,8 +208,8 @@ remote::Client* client_of_session(int device, uint64_t session) {
 
 // Returns the answer and the results' sizes in bytes, or nothing after `seconds`. If `seconds` is negative, the wait
 // has no time limit.
-std::optional<std::pair<py::bytes, std::vector<uint64_t>>> wait_call(int device, uint64_t session, uint64_t ticket,
-                                                                     double seconds) {
+std::optional<std::pair<py::bytes, std::vector<uint64_t>>> wait_function(int device, uint64_t session, uint64_t ticket,
+                                                                         double seconds) {
   check_not_forked();
   remote::CallResult result;
   {
@@ -227,7 +228,7 @@ std::optional<std::pair<py::bytes, std::vector<uint64_t>>> wait_call(int device,
       check(
           Status{ErrorCode::kLost, "remote: the worker that ran the function was restarted before the function ended"});
     }
-    const Status status = worker->wait_call(ticket, go_on, &result, &error);
+    const Status status = worker->wait_function(ticket, go_on, &result, &error);
     if (over && status.code() == ErrorCode::kInterrupted) return std::nullopt;
     if (!error.status.ok()) raise(error);
     check(status);
@@ -237,16 +238,17 @@ std::optional<std::pair<py::bytes, std::vector<uint64_t>>> wait_call(int device,
 }
 
 // Does nothing if the session has ended, because its functions ended with it.
-void end_call(int device, uint64_t session, uint64_t ticket, bool kill) {
+void cancel_function(int device, uint64_t session, uint64_t ticket, bool kill) {
   check_not_forked();
   py::gil_scoped_release release;
-  if (remote::Client* worker = client_of_session(device, session)) check(worker->end_call(ticket, kill));
+  if (remote::Client* worker = client_of_session(device, session)) check(worker->cancel_function(ticket, kill));
 }
 
 // Drops a call that no one waits for and whose results no tensor holds.
-void forget_call(int device, uint64_t session, uint64_t ticket, uint64_t base) {
+void drop_function_results(int device, uint64_t session, uint64_t ticket, uint64_t first_result_id) {
   py::gil_scoped_release release;
-  if (remote::Client* worker = client_of_session(device, session)) check(worker->forget_call(ticket, base));
+  remote::Client* worker = client_of_session(device, session);
+  if (worker != nullptr) check(worker->drop_function_results(ticket, first_result_id));
 }
 
 // Makes a tensor of one result of a call: the buffer `id` with `nbytes` bytes.
@@ -291,12 +293,12 @@ double set_fraction(int device, double fraction) {
   return fraction;
 }
 
-// Returns the memory limit and the free bytes. With `trim`, the worker first releases cached memory.
-std::pair<uint64_t, uint64_t> memory_limits(int device, bool trim) {
+// Returns the memory limit and the free bytes. With `empty_cache`, the worker first releases cached memory.
+std::pair<uint64_t, uint64_t> memory_limits(int device, bool empty_cache) {
   check_not_forked();
   py::gil_scoped_release release;
   remote::MemoryRequest request;
-  request.trim = trim;
+  request.empty_cache = empty_cache;
   const remote::MemoryLimits room = request_memory(checked_device(device), request);
   return {room.limit, room.free};
 }
@@ -367,14 +369,15 @@ PYBIND11_MODULE(_C, module) {
   module.def("environment_variables", f::environment_variables);
   module.def("worker_info", wrap_pybind_function(f::worker_info));
   module.def("machine", wrap_pybind_function(f::machine));
-  module.def("call", wrap_pybind_function(f::call));
-  module.def("wait_call", wrap_pybind_function(f::wait_call));
-  module.def("end_call", wrap_pybind_function(f::end_call));
-  module.def("forget_call", wrap_pybind_function(f::forget_call));
+  module.def("call_function", wrap_pybind_function(f::send_function_call));
+  module.def("wait_function", wrap_pybind_function(f::wait_function));
+  module.def("cancel_function", wrap_pybind_function(f::cancel_function));
+  module.def("drop_function_results", wrap_pybind_function(f::drop_function_results));
   module.def("result_tensor", wrap_pybind_function(f::result_tensor));
   module.def("find_file", wrap_pybind_function(f::find_file));
   module.def("read_file", wrap_pybind_function(f::read_file));
-  module.def("memory_limits", wrap_pybind_function(f::memory_limits), py::arg("device"), py::arg("trim") = false);
+  module.def("memory_limits", wrap_pybind_function(f::memory_limits), py::arg("device"),
+             py::arg("empty_cache") = false);
   module.def("host_memory_stats", wrap_pybind_function(f::host_memory_stats));
   module.def("reset_host_memory_stats", f::reset_host_memory_stats);
   module.def("release_host_memory", f::release_host_memory);

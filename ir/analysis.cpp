@@ -58,7 +58,7 @@ bool fills_first_argument(const OpDesc& desc) {
 bool may_work_in_place(const Graph& graph, const Node& node, uint32_t from, uint32_t to) {
   const OpDesc& desc = op_desc(node.opcode);
   if (from == to) return false;
-  if (desc.flags & kOpReusesFirst) {
+  if (desc.flags & kOpMayReuseFirst) {
     if (node.args[0].tag != ArgTag::kView || graph.views[node.args[0].a].buffer != from) return false;
   } else if (desc.family != Family::kPointwise && !fills_first_argument(desc)) {
     return false;

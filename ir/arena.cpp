@@ -90,7 +90,7 @@ void place_in_arena(const Graph& graph, const std::vector<Lifetime>& lifetimes, 
     for (; dying != by_last.end() && lifetimes[*dying].last < now; ++dying) {
       if (owns[*dying]) free.give(layout->offsets[*dying], sizes[*dying]);
     }
-    const uint32_t from = graph.buffers[b].reuses;
+    const uint32_t from = graph.buffers[b].may_reuse;
     if (from != kNoBuffer && in_arena[from] && owns[from] && sizes[b] <= sizes[from] && lifetimes[from].last == now) {
       layout->offsets[b] = layout->offsets[from];
       sizes[b] = sizes[from];

@@ -13,14 +13,14 @@ namespace torch_remote::ir {
 struct Capabilities {
   // Targets for which the worker compiles kernels, best first ("x86-64-v4", "sm_90"); empty: it compiles none.
   std::vector<std::string> targets;
-  uint32_t group_kinds = 0;  // bit i: GroupKind i
-  uint64_t dtypes = 0;       // bit i: kernels may use DType i
-  uint64_t memory = 0;       // bytes that the worker may use
-  uint32_t threads = 0;      // threads of the worker's kernels; 0: one for each core
-  std::string versions;      // versions of libraries that affect results: "ATen 2.13.0"
+  uint32_t group_kind_mask = 0;  // bit i: GroupKind i
+  uint64_t dtype_mask = 0;       // bit i: kernels may use DType i
+  uint64_t memory = 0;           // bytes that the worker may use
+  uint32_t threads = 0;          // threads of the worker's kernels; 0: one for each core
+  std::string library_versions;  // versions of libraries that affect results: "ATen 2.13.0"
 
-  bool supports(GroupKind kind) const { return group_kinds >> static_cast<uint32_t>(kind) & 1; }
-  bool supports(DType dtype) const { return dtypes >> static_cast<uint32_t>(dtype) & 1; }
+  bool supports(GroupKind kind) const { return group_kind_mask >> static_cast<uint32_t>(kind) & 1; }
+  bool supports(DType dtype) const { return dtype_mask >> static_cast<uint32_t>(dtype) & 1; }
 };
 
 }  // namespace torch_remote::ir

@@ -114,11 +114,11 @@ uint32_t ExprTable::find_or_add(std::vector<Expr>& exprs, const Expr& expr) {
 
 void Graph::drop_groups() {
   groups.clear();
-  for (Buffer& buffer : buffers) buffer.in_group = false;
+  for (Buffer& buffer : buffers) buffer.group_local = false;
 }
 
 void Graph::drop_plan() {
-  for (Buffer& buffer : buffers) buffer.reuses = kNoBuffer;
+  for (Buffer& buffer : buffers) buffer.may_reuse = kNoBuffer;
 }
 
 Sym Graph::constant(int64_t value) {

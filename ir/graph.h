@@ -15,8 +15,8 @@
 // (`parse_graph`) or from a program (`decode_program`); torch.compile builds one directly.
 //
 // A graph is an ordered list of nodes over *buffers*. An operand is a view of a buffer; program order is the semantics.
-// The pass `lift` marks a fresh buffer as `ssa` if only the first node that touches it writes it. A read of such a
-// buffer is a read of an immutable value. All other buffers are memory, with ordered effects.
+// The pass `lift` marks a fresh buffer as `written_once` if only the first node that touches it writes it. A read of
+// such a buffer is a read of an immutable value. All other buffers are memory, with ordered effects.
 namespace torch_remote::ir {
 
 // A symbolic int64: an index into the graph's symbols. The first `params` symbols are the run's parameters in recorded
@@ -60,13 +60,13 @@ struct Buffer {
   // Only one node writes it: the first that touches it, which does not read it. Every other node reads the same value.
   // The node creates the buffer as its result, or fills a buffer of `empty` (torch makes zeros of empty and zero_, and
   // clone of empty and copy_). Elements that the node does not write are undefined. Set by `lift`.
-  bool ssa = false;
+  bool written_once = false;
   Sym nbytes = kNoSym;  // bytes; fresh buffers only
   // All its uses are in one group: a runner that executes the group as a whole need not allocate it. Set by `fuse`.
-  bool in_group = false;
+  bool group_local = false;
   // The buffer whose memory this buffer may take over in the first node that touches this one, if the run's sizes allow
   // it. Set by `plan`.
-  uint32_t reuses = kNoBuffer;
+  uint32_t may_reuse = kNoBuffer;
   bool operator==(const Buffer&) const = default;
 };
 
@@ -111,13 +111,13 @@ struct Arg {
 
 struct Node {
   Opcode opcode = kInvalidOpcode;
-  // One for each ArgDesc, in order. Arguments with role kIgnored are kNone; numbers with role kStructural are
+  // One for each ArgDesc, in order. Arguments with role kClientOnly are kNone; numbers with role kStructural are
   // constants. Where the schema says Tensor, kNone is an undefined tensor.
   std::vector<Arg> args;
   // One for each ResultDesc: kNone for an alias, a host result or an undefined result; otherwise kView, or kList of
   // kView (or kNone). A list of unknown length is one dynamic view.
   std::vector<Arg> results;
-  uint32_t source = 0;  // index in the trace of the record that the node came from
+  uint32_t record = 0;  // index in the trace of the record that the node came from
   // The node was an in-place op that `lift` changed: its only result is the next value of its first argument. If the
   // node cannot run, the result has that argument's value.
   bool in_place = false;
@@ -126,30 +126,28 @@ struct Node {
 
 // The kinds of groups that one kernel may compute. The kind determines the structure of the kernel's loops.
 enum class GroupKind : uint8_t {
-  kPointwise,       // each element of the results comes from the operands' elements at the same index
-  kRowwise,         // along the last dims, one row at a time: softmax, norms
-  kReduce,          // over any dims
-  kTranspose,       // copies that change the order of dims
-  kMultiTensor,     // the same computation for many tensors
-  kMatmulEpilogue,  // a matmul, then pointwise ops on its result
-  kConvEpilogue,
+  kPointwise,    // each element of the results comes from the operands' elements at the same index
+  kRowwise,      // along the last dims, one row at a time: softmax, norms
+  kReduce,       // over any dims
+  kMultiTensor,  // the same computation for many tensors
+  kMatmul,       // a matmul; a pointwise op on its result may follow
   kAttention,
 };
-inline constexpr uint32_t kGroupKinds = 8;
+inline constexpr uint32_t kGroupKinds = 6;
 
 // Facts that hold for every run, so that a kernel may rely on them.
-enum GroupHint : uint8_t {
+enum GroupProperty : uint8_t {
   kGroupContiguous = 1,  // all views are contiguous
   kGroupAligned = 2,     // all views begin at a multiple of 16 bytes of their buffers
 };
-inline constexpr uint8_t kGroupHints = kGroupContiguous | kGroupAligned;
+inline constexpr uint8_t kGroupProperties = kGroupContiguous | kGroupAligned;
 
 // Nodes `first` to `last`, in order. A group has the meaning of its nodes one by one, and may be executed that way.
 struct Group {
   uint32_t first = 0;
   uint32_t last = 0;
   GroupKind kind = GroupKind::kPointwise;
-  uint8_t hints = 0;  // GroupHint
+  uint8_t properties = 0;  // GroupProperty
   bool operator==(const Group&) const = default;
 };
 
@@ -176,7 +174,7 @@ struct Graph {
   std::vector<View> views;
   std::vector<Node> nodes;
   // debug: the user's source line of each record ("train.py:12 in forward"), or empty
-  std::vector<std::string> sources;
+  std::vector<std::string> source_lines;
 
   // Filled by `fuse`; empty before that pass, and if no runner executes groups. In order; no two share a node.
   std::vector<Group> groups;
@@ -199,6 +197,9 @@ struct Graph {
 // creates a view counts as a write.
 template <typename F>
 void for_each_view(const Node& node, F&& f);
+// Calls f(view) for every view that the node creates, in order; lists' items, too.
+template <typename F>
+void for_each_result_view(const Node& node, F&& f);
 
 enum class Access : uint8_t {
   kReads,
@@ -216,10 +217,9 @@ void for_each_access(const Node& node, F&& f);
 Status import_trace(const Trace& trace, const std::vector<uint64_t>& survivors, Graph* graph);
 
 // Checks everything that later code relies on. Ops are known, arguments match the op's schema, and indices and ranks
-// are in range. No node uses a view before the node that creates its buffer; ssa buffers are written once; only the
-// last node has dynamic results. Memory is taken over only where that changes no result. Groups are in order, and an
-// in_group buffer is used by one group only.
-// The message names the node.
+// are in range. No node uses a view before the node that creates its buffer; written_once buffers are written once;
+// only the last node has dynamic results. Memory is taken over only where that changes no result. Groups are in order,
+// and a group_local buffer is used by one group only. The message names the node.
 Status verify(const Graph& graph);
 
 // Evaluates the symbols for one run. Fails on int64 overflow or division by zero.
@@ -232,7 +232,7 @@ Status check_extents(const Graph& graph, const std::vector<int64_t>& values, std
 
 // Text form; see docs/ir.md for the grammar. parse_graph(print(g)) == g for every graph that verifies.
 struct PrintOptions {
-  bool sources = true;
+  bool source_lines = true;
   bool plan = true;
   bool groups = true;
 };
@@ -273,6 +273,12 @@ void for_each_view(const Node& node, F&& f) {
 }
 
 template <typename F>
+void for_each_result_view(const Node& node, F&& f) {
+  auto visit = [&](uint32_t view, bool) { f(view); };
+  for (const Arg& result : node.results) internal::visit_views(result, true, visit);
+}
+
+template <typename F>
 void for_each_access(const Node& node, F&& f) {
   const OpDesc& desc = op_desc(node.opcode);
   for (size_t i = 0; i < node.args.size(); ++i) {
@@ -282,8 +288,7 @@ void for_each_access(const Node& node, F&& f) {
     auto visit = [&](uint32_t view, bool) { f(view, access); };
     internal::visit_views(node.args[i], false, visit);
   }
-  auto visit = [&](uint32_t view, bool) { f(view, Access::kCreates); };
-  for (const Arg& result : node.results) internal::visit_views(result, true, visit);
+  for_each_result_view(node, [&](uint32_t view) { f(view, Access::kCreates); });
 }
 
 }  // namespace torch_remote::ir

@@ -72,7 +72,7 @@ class Importer {
       return fail("unknown opcode " + std::to_string(node.opcode));
     }
     desc_ = &op_desc(node.opcode);
-    node.source = record_;
+    node.record = record_;
     node.args.resize(desc_->args.size());
     for (size_t i = 0; i < node.args.size(); ++i) {
       if (!import_arg(desc_->args[i], node.args[i])) return fail("argument " + std::string(desc_->args[i].name));
@@ -88,7 +88,7 @@ class Importer {
   }
 
   bool import_arg(const ArgDesc& arg, Arg& out) {
-    if (arg.role == ArgRole::kIgnored) return true;
+    if (arg.role == ArgRole::kClientOnly) return true;
     const bool structural = arg.role == ArgRole::kStructural;
     switch (arg.kind) {
       case ArgKind::kTensor:

@@ -18,7 +18,7 @@ using text::Token;
 using text::TokenKind;
 
 constexpr int64_t kMaxSymbols = 1 << 24;
-constexpr int64_t kMaxSources = 1 << 20;
+constexpr int64_t kMaxSourceLines = 1 << 20;
 
 // Words that have another meaning where a symbol can stand.
 bool reserved(std::string_view word) {
@@ -353,7 +353,7 @@ class Parser {
 
   // -- buffers and views ---------------------------------------------------------------------------------------------
 
-  // b0: input | fresh [(bytes)] [survives] [ssa] [in_group] [reuses b1]
+  // b0: input | fresh [(bytes)] [survives] [written_once] [group_local] [may_reuse b1]
   bool buffer() {
     if (numbered(token_.text, 'b') != static_cast<int64_t>(graph_.buffers.size())) {
       return fail("expected b" + std::to_string(graph_.buffers.size()) + ": buffers are numbered in order");
@@ -369,12 +369,12 @@ class Parser {
     }
     if (accept('(') && !(symbol(&buffer.nbytes) && expect(')'))) return false;
     buffer.survives = accept_word("survives");
-    buffer.ssa = accept_word("ssa");
-    buffer.in_group = accept_word("in_group");
-    if (!accept_word("reuses")) return true;
+    buffer.written_once = accept_word("written_once");
+    buffer.group_local = accept_word("group_local");
+    if (!accept_word("may_reuse")) return true;
     const int64_t source = token_.kind == TokenKind::kName ? numbered(token_.text, 'b') : -1;
     if (source < 0 || source >= kNoBuffer) return fail("expected a buffer");
-    buffer.reuses = static_cast<uint32_t>(source);
+    buffer.may_reuse = static_cast<uint32_t>(source);
     advance();
     return true;
   }
@@ -488,12 +488,12 @@ class Parser {
       return fail_at(at, "there is no op '" + name + "'; declare it with an 'op' line");
     const OpDesc& desc = op_desc(node.opcode);
     if (!assign_results(at, desc, results, node.results) || !arguments(desc, node.args)) return false;
-    node.source = static_cast<uint32_t>(graph_.nodes.size());
+    node.record = static_cast<uint32_t>(graph_.nodes.size());
     if (token_.is("in_place") && !token_.first_on_line) {
       node.in_place = true;
       advance();
     }
-    if (token_.is("loc") && !token_.first_on_line && !location(node.source)) return false;
+    if (token_.is("loc") && !token_.first_on_line && !location(node.record)) return false;
     graph_.nodes.push_back(std::move(node));
     where_.nodes.push_back(at.line);
     return true;
@@ -666,9 +666,9 @@ class Parser {
     group.kind = static_cast<GroupKind>(kind - std::begin(text::kGroups));
     advance();
     while (token_.kind == TokenKind::kName && !token_.first_on_line) {
-      const auto hint = std::ranges::find(text::kHints, token_.text);
-      if (hint == std::end(text::kHints)) return fail("there is no hint '" + token_.text + "'");
-      group.hints |= static_cast<uint8_t>(1u << (hint - std::begin(text::kHints)));
+      const auto property = std::ranges::find(text::kProperties, token_.text);
+      if (property == std::end(text::kProperties)) return fail("there is no property '" + token_.text + "'");
+      group.properties |= static_cast<uint8_t>(1u << (property - std::begin(text::kProperties)));
       advance();
     }
     in_group_ = true;
@@ -684,38 +684,39 @@ class Parser {
     return true;
   }
 
-  // -- sources -------------------------------------------------------------------------------------------------------
+  // -- source lines --------------------------------------------------------------------------------------------------
 
-  bool set_source(int64_t index) {
-    if (index >= kMaxSources) return fail("more source lines than a graph can have");
-    if (graph_.sources.size() <= static_cast<size_t>(index)) graph_.sources.resize(static_cast<size_t>(index) + 1);
-    graph_.sources[static_cast<size_t>(index)] = token_.text;
+  bool set_source_line(int64_t index) {
+    if (index >= kMaxSourceLines) return fail("more source lines than a graph can have");
+    if (graph_.source_lines.size() <= static_cast<size_t>(index))
+      graph_.source_lines.resize(static_cast<size_t>(index) + 1);
+    graph_.source_lines[static_cast<size_t>(index)] = token_.text;
     advance();
     return true;
   }
 
   // loc(3), loc("line") or loc(3, "line")
-  bool location(uint32_t& source) {
+  bool location(uint32_t& record) {
     advance();
     if (!expect('(')) return false;
     bool line = token_.kind == TokenKind::kString;
     if (!line) {
       int64_t number = 0;
       if (!integer(0, std::numeric_limits<uint32_t>::max(), &number)) return false;
-      source = static_cast<uint32_t>(number);
+      record = static_cast<uint32_t>(number);
       line = accept(',');
     }
     if (line && token_.kind != TokenKind::kString) return fail("expected the source line as a string");
-    if (line && !set_source(source)) return false;
+    if (line && !set_source_line(record)) return false;
     return expect(')');
   }
 
   bool source_line() {
     advance();
     int64_t number = 0;
-    if (!expect('(') || !integer(0, kMaxSources - 1, &number) || !expect(',')) return false;
+    if (!expect('(') || !integer(0, kMaxSourceLines - 1, &number) || !expect(',')) return false;
     if (token_.kind != TokenKind::kString) return fail("expected the source line as a string");
-    return set_source(number) && expect(')');
+    return set_source_line(number) && expect(')');
   }
 
   const size_t text_size_;

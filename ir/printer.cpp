@@ -81,7 +81,7 @@ class Printer {
     for (uint32_t i = 0; i < graph_.exprs.size(); ++i) expression(i);
     for (uint32_t i = 0; i < graph_.buffers.size(); ++i) buffer(i);
     declared_.resize(graph_.views.size());
-    source_printed_.resize(graph_.sources.size());
+    source_line_printed_.resize(graph_.source_lines.size());
     size_t group = 0;
     for (uint32_t i = 0; i < graph_.nodes.size(); ++i) {
       if (!options_.groups || group == graph_.groups.size()) {
@@ -98,7 +98,7 @@ class Printer {
       ++group;
     }
     for (uint32_t i = 0; i < graph_.views.size(); ++i) declare(i);
-    if (options_.sources) other_sources();
+    if (options_.source_lines) other_source_lines();
     out_ += "}\n";
     return std::move(out_);
   }
@@ -200,9 +200,9 @@ class Printer {
     out_ += buffer.kind == BufferKind::kInput ? "input" : "fresh";
     if (buffer.nbytes != kNoSym) out_ += '(' + symbol(buffer.nbytes) + ')';
     if (buffer.survives) out_ += " survives";
-    if (buffer.ssa) out_ += " ssa";
-    if (options_.groups && buffer.in_group) out_ += " in_group";
-    if (options_.plan && buffer.reuses != kNoBuffer) out_ += " reuses b" + std::to_string(buffer.reuses);
+    if (buffer.written_once) out_ += " written_once";
+    if (options_.groups && buffer.group_local) out_ += " group_local";
+    if (options_.plan && buffer.may_reuse != kNoBuffer) out_ += " may_reuse b" + std::to_string(buffer.may_reuse);
     out_ += '\n';
   }
 
@@ -262,14 +262,14 @@ class Printer {
     arguments(node, desc);
     out_ += ')';
     if (node.in_place) out_ += " in_place";
-    if (options_.sources) location(node.source, index);
+    if (options_.source_lines) location(node.record, index);
     out_ += '\n';
   }
 
   void group_begins(const Group& group) {
     out_ += "  group " + std::string(text::kGroups[static_cast<size_t>(group.kind)]);
-    for (size_t bit = 0; bit < std::size(text::kHints); ++bit) {
-      if (group.hints >> bit & 1) out_ += " " + std::string(text::kHints[bit]);
+    for (size_t bit = 0; bit < std::size(text::kProperties); ++bit) {
+      if (group.properties >> bit & 1) out_ += " " + std::string(text::kProperties[bit]);
     }
     out_ += " {\n";
   }
@@ -368,28 +368,29 @@ class Printer {
     return out + ')';
   }
 
-  // -- sources -------------------------------------------------------------------------------------------------------
+  // -- source lines --------------------------------------------------------------------------------------------------
 
   // The record of a node is the node's own index unless loc(...) gives another.
-  void location(uint32_t source, uint32_t index) {
-    const bool line = source < graph_.sources.size() && !source_printed_[source] && !graph_.sources[source].empty();
-    if (source == index && !line) return;
+  void location(uint32_t record, uint32_t index) {
+    const bool line =
+        record < graph_.source_lines.size() && !source_line_printed_[record] && !graph_.source_lines[record].empty();
+    if (record == index && !line) return;
     out_ += " loc(";
-    if (source != index) out_ += std::to_string(source);
-    if (source != index && line) out_ += ", ";
+    if (record != index) out_ += std::to_string(record);
+    if (record != index && line) out_ += ", ";
     if (line) {
-      out_ += quoted(graph_.sources[source]);
-      source_printed_[source] = true;
+      out_ += quoted(graph_.source_lines[record]);
+      source_line_printed_[record] = true;
     }
     out_ += ')';
   }
 
   // Prints source lines of records that no node has any more. The last line is always printed, because it gives the
   // count.
-  void other_sources() {
-    for (size_t i = 0; i < graph_.sources.size(); ++i) {
-      if (source_printed_[i] || (graph_.sources[i].empty() && i + 1 != graph_.sources.size())) continue;
-      out_ += "  loc(" + std::to_string(i) + ", " + quoted(graph_.sources[i]) + ")\n";
+  void other_source_lines() {
+    for (size_t i = 0; i < graph_.source_lines.size(); ++i) {
+      if (source_line_printed_[i] || (graph_.source_lines[i].empty() && i + 1 != graph_.source_lines.size())) continue;
+      out_ += "  loc(" + std::to_string(i) + ", " + quoted(graph_.source_lines[i]) + ")\n";
     }
   }
 
@@ -397,7 +398,7 @@ class Printer {
   const PrintOptions& options_;
   std::unordered_map<int64_t, Sym> constants_;  // value to the first constant that has it
   std::vector<bool> declared_;
-  std::vector<bool> source_printed_;
+  std::vector<bool> source_line_printed_;
   std::string indent_ = "  ";
   std::string out_;
 };

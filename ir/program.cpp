@@ -11,7 +11,7 @@ namespace torch_remote::ir {
 namespace {
 
 // Grows when the meaning of a field in ir/program.fbs changes. A reader refuses every other version.
-constexpr uint32_t kFormatVersion = 4;
+constexpr uint32_t kFormatVersion = 5;
 
 constexpr size_t kMaxOpArgs = 512;
 constexpr size_t kMaxNameLength = 1024;
@@ -37,13 +37,13 @@ class Encoder {
     std::vector<fbs::Buffer> buffers;
     buffers.reserve(graph_.buffers.size());
     for (const Buffer& buffer : graph_.buffers) {
-      buffers.emplace_back(buffer.nbytes, buffer.reuses, static_cast<uint8_t>(buffer.kind), buffer.survives, buffer.ssa,
-                           buffer.in_group);
+      buffers.emplace_back(buffer.nbytes, buffer.may_reuse, static_cast<uint8_t>(buffer.kind), buffer.survives,
+                           buffer.written_once, buffer.group_local);
     }
     std::vector<fbs::Group> groups;
     groups.reserve(graph_.groups.size());
     for (const Group& group : graph_.groups) {
-      groups.emplace_back(group.first, group.last, static_cast<uint8_t>(group.kind), group.hints);
+      groups.emplace_back(group.first, group.last, static_cast<uint8_t>(group.kind), group.properties);
     }
 
     const auto op_names = builder_.CreateVector(op_names_);
@@ -54,16 +54,16 @@ class Encoder {
     const auto arg_vector = builder_.CreateVectorOfStructs(args_);
     const auto node_vector = builder_.CreateVectorOfStructs(nodes_);
     const auto string_vector = builder_.CreateVector(strings_);
-    std::vector<flatbuffers::Offset<flatbuffers::String>> sources;
-    sources.reserve(graph_.sources.size());
-    for (const std::string& source : graph_.sources) sources.push_back(builder_.CreateSharedString(source));
-    const auto source_vector = builder_.CreateVector(sources);
+    std::vector<flatbuffers::Offset<flatbuffers::String>> source_lines;
+    source_lines.reserve(graph_.source_lines.size());
+    for (const std::string& source : graph_.source_lines) source_lines.push_back(builder_.CreateSharedString(source));
+    const auto source_line_vector = builder_.CreateVector(source_lines);
     const auto opaque_vector = builder_.CreateVector(opaque_ops_);
     const auto group_vector = builder_.CreateVectorOfStructs(groups);
     const auto table_version = builder_.CreateString(op_table_version());
     builder_.Finish(fbs::CreateProgram(builder_, kFormatVersion, op_table_fingerprint(), graph_.params, op_names,
                                        expr_vector, buffer_vector, view_vector, dim_vector, arg_vector, node_vector,
-                                       string_vector, source_vector, opaque_vector, table_version, group_vector),
+                                       string_vector, source_line_vector, opaque_vector, table_version, group_vector),
                     fbs::ProgramIdentifier());
     return {builder_.GetBufferPointer(), builder_.GetBufferPointer() + builder_.GetSize()};
   }
@@ -86,7 +86,7 @@ class Encoder {
     nodes_.reserve(graph_.nodes.size());
     args_.reserve(5 * graph_.nodes.size());
     for (const Node& node : graph_.nodes) {
-      nodes_.emplace_back(op_index(node.opcode), static_cast<uint32_t>(args_.size()), node.source, node.in_place);
+      nodes_.emplace_back(op_index(node.opcode), static_cast<uint32_t>(args_.size()), node.record, node.in_place);
       uint32_t items = static_cast<uint32_t>(args_.size() + node.args.size() + node.results.size());
       for (const Arg& arg : node.args) add_arg(arg, &items);
       for (const Arg& arg : node.results) add_arg(arg, &items);
@@ -176,25 +176,25 @@ class Decoder {
       graph_.exprs.push_back({static_cast<ExprKind>(expr.kind()), expr.a(), expr.b(), expr.value()});
     }
     for (const fbs::Buffer& buffer : elements(program_.buffers())) {
-      graph_.buffers.push_back({static_cast<BufferKind>(buffer.kind()), buffer.survives(), buffer.ssa(),
-                                buffer.nbytes(), buffer.in_group(), buffer.reuses()});
+      graph_.buffers.push_back({static_cast<BufferKind>(buffer.kind()), buffer.survives(), buffer.written_once(),
+                                buffer.nbytes(), buffer.group_local(), buffer.may_reuse()});
     }
     for (const fbs::Group& group : elements(program_.groups())) {
-      graph_.groups.push_back({group.first(), group.last(), static_cast<GroupKind>(group.kind()), group.hints()});
+      graph_.groups.push_back({group.first(), group.last(), static_cast<GroupKind>(group.kind()), group.properties()});
     }
-    for (uint32_t i = 0; i < size(program_.sources()); ++i) {
-      const flatbuffers::String* source = program_.sources()->Get(i);
+    for (uint32_t i = 0; i < size(program_.source_lines()); ++i) {
+      const flatbuffers::String* source = program_.source_lines()->Get(i);
       // Strings may be shared, so that damaged or hostile bytes can reference one long string many times.
-      source_bytes_ += source->size();
-      if (source_bytes_ > kMaxSourceBytes) return damaged("its source lines are too long");
-      graph_.sources.push_back(source->str());
+      source_line_bytes_ += source->size();
+      if (source_line_bytes_ > kMaxTextBytes) return damaged("its source lines are too long");
+      graph_.source_lines.push_back(source->str());
     }
     if (Status status = views(); !status) return status;
     return nodes();
   }
 
  private:
-  static constexpr size_t kMaxSourceBytes = 64 << 20;
+  static constexpr size_t kMaxTextBytes = 64 << 20;
 
   // An absent vector is an empty one.
   template <typename T>
@@ -265,7 +265,7 @@ class Decoder {
       view.dynamic = in.dynamic();
       const uint32_t rank = in.rank();
       const uint32_t words = view.dynamic ? 0 : 2 * rank + 1;
-      if (in.first() != next || size(dims) - next < words || (view.dynamic && rank != 0))
+      if (in.first_dim() != next || size(dims) - next < words || (view.dynamic && rank != 0))
         return damaged("the dims of a view are invalid");
       if (view.dynamic) continue;
       view.sizes.resize(rank);
@@ -287,7 +287,7 @@ class Decoder {
       if (in.first_arg() != next_arg_) return damaged("the arguments of a node are invalid");
       Node& node = graph_.nodes.emplace_back();
       node.opcode = opcodes_[in.op()];
-      node.source = in.source();
+      node.record = in.record();
       node.in_place = in.in_place();
       const OpDesc& desc = op_desc(node.opcode);
       if (!read(desc.args.size(), node.args) || !read(desc.results.size(), node.results) || !items(node.args) ||
@@ -314,7 +314,7 @@ class Decoder {
       if (arg.a != next_string_ || next_string_ == size(program_.strings())) return false;
       arg.text = program_.strings()->Get(next_string_++)->str();
       string_bytes_ += arg.text.size();
-      if (string_bytes_ > kMaxSourceBytes) return false;
+      if (string_bytes_ > kMaxTextBytes) return false;
       arg.a = 0;
     }
     return true;
@@ -338,7 +338,7 @@ class Decoder {
   std::vector<Opcode> opcodes_;
   uint32_t next_arg_ = 0;
   uint32_t next_string_ = 0;
-  size_t source_bytes_ = 0;
+  size_t source_line_bytes_ = 0;
   size_t string_bytes_ = 0;
 };
 

@@ -13,7 +13,7 @@ enum class ErrorCode {
   kOutOfMemory,  // torch.OutOfMemoryError
   kLost,         // the worker or the connection is gone: torch.remote.WorkerLost
   kTimeout,
-  kOpFailed,     // an op raised on the worker; the exception's class is in `kind`
+  kOpFailed,     // an op raised on the worker; the exception's class is in `exception_type`
   kInterrupted,  // Ctrl-C while waiting
   kInternal,
 };
@@ -21,8 +21,8 @@ enum class ErrorCode {
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  Status(ErrorCode code, std::string message, std::string kind = {})
-      : code_(code), message_(std::move(message)), kind_(std::move(kind)) {}
+  Status(ErrorCode code, std::string message, std::string exception_type = {})
+      : code_(code), message_(std::move(message)), exception_type_(std::move(exception_type)) {}
 
   static Status invalid(std::string message) { return {ErrorCode::kInvalid, std::move(message)}; }
   static Status internal(std::string message) { return {ErrorCode::kInternal, std::move(message)}; }
@@ -32,12 +32,12 @@ class [[nodiscard]] Status {
   ErrorCode code() const { return code_; }
   const std::string& message() const { return message_; }
   // For kOpFailed: the Python exception class that PyTorch would raise ("RuntimeError", "IndexError", ...).
-  const std::string& kind() const { return kind_; }
+  const std::string& exception_type() const { return exception_type_; }
 
  private:
   ErrorCode code_ = ErrorCode::kOk;
   std::string message_;
-  std::string kind_;
+  std::string exception_type_;
 };
 
 }  // namespace torch_remote

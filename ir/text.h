@@ -26,13 +26,12 @@ inline constexpr std::string_view kFlags[] = {"random", "dynamic_shape", "host_r
                                               "out",    "pure",          "hidden_mutation", "commutative"};
 
 // Indexed by GroupKind.
-inline constexpr std::string_view kGroups[] = {"pointwise",    "rowwise",         "reduce",        "transpose",
-                                               "multi_tensor", "matmul_epilogue", "conv_epilogue", "attention"};
+inline constexpr std::string_view kGroups[] = {"pointwise", "rowwise", "reduce", "multi_tensor", "matmul", "attention"};
 static_assert(std::size(kGroups) == kGroupKinds);
 
-// Indexed by the bit of GroupHint.
-inline constexpr std::string_view kHints[] = {"contiguous", "aligned"};
-static_assert((1 << std::size(kHints)) - 1 == kGroupHints);
+// Indexed by the bit of GroupProperty.
+inline constexpr std::string_view kProperties[] = {"contiguous", "aligned"};
+static_assert((1 << std::size(kProperties)) - 1 == kGroupProperties);
 
 // Indexed by c10::MemoryFormat.
 inline constexpr std::string_view kMemoryFormats[] = {"contiguous", "preserve", "channels_last", "channels_last_3d"};

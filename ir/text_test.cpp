@@ -124,9 +124,9 @@ graph(rows, cols) {
 TEST(Text, SourcesCanBeLeftOut) {
   Graph graph;
   ASSERT_TRUE(parse_graph("graph() {\n  none = aten::relu(none) loc(3, \"train.py:12 in forward\")\n}\n", &graph).ok());
-  EXPECT_EQ(graph.nodes[0].source, 3u);
-  EXPECT_EQ(graph.sources[3], "train.py:12 in forward");
-  EXPECT_EQ(print(graph, {.sources = false}), "graph() {\n  none = aten::relu()\n}\n");
+  EXPECT_EQ(graph.nodes[0].record, 3u);
+  EXPECT_EQ(graph.source_lines[3], "train.py:12 in forward");
+  EXPECT_EQ(print(graph, {.source_lines = false}), "graph() {\n  none = aten::relu()\n}\n");
 }
 
 // The examples in docs/ir.md are blocks that begin with ```graph.

@@ -27,7 +27,7 @@ void Trace::clear() {
   sources.clear();
   buffers.clear();
   views.clear();
-  math = 0;
+  math_modes = 0;
   deterministic = false;
   hash_ = {0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F};
 }

@@ -20,7 +20,7 @@
 //
 // The code of one record:
 //
-//   record  := opcode arg* result*          arguments in schema order, without those with role kIgnored
+//   record  := opcode arg* result*          arguments in schema order, without those with role kClientOnly
 //   arg     := by kind and role, see below
 //   result  := operand                      only tensors that alias no argument (ResultDesc::alias < 0);
 //                                           a tensor list: count operand*
@@ -202,7 +202,7 @@ class Trace {
   std::vector<SourceRef> sources;  // one per record
   std::vector<TraceBuffer> buffers;
   std::vector<TraceView> views;
-  MathModes math = 0;  // the math modes of its run; not part of the key
+  MathModes math_modes = 0;  // the math modes of its run; not part of the key
   // The bits of an op's result must not depend on the other ops of the program (remote::ProgramOptions). Part of the
   // key.
   bool deterministic = false;

@@ -64,7 +64,8 @@ class Verifier {
     for (size_t i = 0; i < graph_.buffers.size(); ++i) {
       const Buffer& buffer = graph_.buffers[i];
       if (buffer.kind == BufferKind::kInput) {
-        if (buffer.ssa) return fail("input buffer b" + std::to_string(i) + " is marked ssa, but it existed before");
+        if (buffer.written_once)
+          return fail("input buffer b" + std::to_string(i) + " is marked written_once, but it existed before");
         if (buffer.nbytes != kNoSym) return fail("input buffer b" + std::to_string(i) + " has a size of its own");
       } else if (buffer.kind != BufferKind::kFresh) {
         return fail("buffer b" + std::to_string(i) + " is neither input nor fresh");
@@ -118,11 +119,13 @@ class Verifier {
       if (!node(i)) return false;
     }
     for (size_t i = 0; i < uses_.size(); ++i) {
-      if (!graph_.buffers[i].ssa) continue;
+      if (!graph_.buffers[i].written_once) continue;
       if (uses_[i].creator == kNoNode && !uses_[i].written_as_argument) {
-        return fail("ssa buffer b" + std::to_string(i) + " is not written by the first node that touches it");
+        return fail("buffer b" + std::to_string(i) +
+                    " is marked written_once, but is not written by the first node that touches it");
       }
-      if (uses_[i].written_again) return fail("ssa buffer b" + std::to_string(i) + " is written more than once");
+      if (uses_[i].written_again)
+        return fail("buffer b" + std::to_string(i) + " is marked written_once, but is written more than once");
     }
     return true;
   }
@@ -171,7 +174,7 @@ class Verifier {
   // The checks of one argument return the error, or null.
 
   const char* argument(uint32_t index, const ArgDesc& desc, const Arg& arg) {
-    if (desc.role == ArgRole::kIgnored)
+    if (desc.role == ArgRole::kClientOnly)
       return has_only_tag_and_value(arg, ArgTag::kNone) ? nullptr : "is given, but the op ignores it";
     switch (desc.kind) {
       case ArgKind::kTensor:
@@ -312,7 +315,7 @@ class Verifier {
     Use& use = uses_[view.buffer];
     if (buffer.kind != BufferKind::kFresh) return "is a view of an input buffer";
     if (use.creator == index) {
-      if (buffer.ssa) return "is a second view of an ssa buffer";
+      if (buffer.written_once) return "is a second view of a written_once buffer";
     } else if (use.first != kNoNode) {
       return "is a view of a buffer that was there before";
     }
@@ -337,19 +340,19 @@ class Verifier {
   bool plan() {
     std::vector<bool> taken(graph_.buffers.size());
     for (uint32_t i = 0; i < graph_.buffers.size(); ++i) {
-      const uint32_t source = graph_.buffers[i].reuses;
+      const uint32_t source = graph_.buffers[i].may_reuse;
       if (source == kNoBuffer) continue;
-      if (source >= graph_.buffers.size() || source == i) return fail_plan(i, "reuses no other buffer");
-      const std::string reuses = "reuses b" + std::to_string(source);
+      if (source >= graph_.buffers.size() || source == i) return fail_plan(i, "may reuse no other buffer");
+      const std::string reuse = "may reuse b" + std::to_string(source);
       const uint32_t first = uses_[i].first;
       if (first == kNoNode || uses_[source].last != first || uses_[source].creator == first) {
-        return fail_plan(i, reuses + ", whose last use is not the first use of this one");
+        return fail_plan(i, reuse + ", whose last use is not the first use of this one");
       }
-      if (graph_.buffers[source].survives) return fail_plan(i, reuses + ", which survives");
+      if (graph_.buffers[source].survives) return fail_plan(i, reuse + ", which survives");
       if (!may_work_in_place(graph_, graph_.nodes[first], source, i)) {
-        return fail_plan(i, reuses + ", but node " + std::to_string(first) + " may not work in place");
+        return fail_plan(i, reuse + ", but node " + std::to_string(first) + " may not work in place");
       }
-      if (taken[source]) return fail_plan(i, reuses + ", which another buffer took over");
+      if (taken[source]) return fail_plan(i, reuse + ", which another buffer took over");
       taken[source] = true;
     }
     return true;
@@ -363,15 +366,15 @@ class Verifier {
       const Group& group = graph_.groups[i];
       const auto wrong = [&](const std::string& what) { return fail("group " + std::to_string(i) + " " + what); };
       if (static_cast<uint32_t>(group.kind) >= kGroupKinds) return wrong("is of no kind");
-      if ((group.hints & ~kGroupHints) != 0) return wrong("has hints that mean nothing");
+      if ((group.properties & ~kGroupProperties) != 0) return wrong("has unknown properties");
       if (group.first > group.last || group.last >= graph_.nodes.size()) return wrong("has no nodes, or too many");
       if (i > 0 && group.first <= graph_.groups[i - 1].last) return wrong("begins before the one before it ends");
       std::fill(group_of.begin() + group.first, group_of.begin() + group.last + 1, i);
     }
     for (uint32_t i = 0; i < graph_.buffers.size(); ++i) {
-      if (!graph_.buffers[i].in_group) continue;
+      if (!graph_.buffers[i].group_local) continue;
       const auto wrong = [&](const char* what) {
-        return fail("buffer b" + std::to_string(i) + " is marked in_group, but " + what);
+        return fail("buffer b" + std::to_string(i) + " is marked group_local, but " + what);
       };
       const Use& use = uses_[i];
       if (graph_.buffers[i].kind != BufferKind::kFresh || graph_.buffers[i].survives) return wrong("others see it");

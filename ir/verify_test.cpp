@@ -67,19 +67,22 @@ TEST(Verify, ResultsAreNewBuffers) {
 TEST(Verify, SsaBuffersAreWrittenOnceByTheirFirstNode) {
   const std::string begin = R"(
   b0: input
-  b1: fresh(s0) ssa
+  b1: fresh(s0) written_once
   %0: f32[s1] @b0
   %1: f32[s1] @b1
 )";
   EXPECT_EQ(verifier_message(begin + "%1 = aten::relu(%0)\naten::add_.Tensor(%0, %1, alpha=1)\n"), "valid");
   EXPECT_EQ(verifier_message(begin + "aten::copy_(%1, %0)\naten::add_.Tensor(%0, %1, alpha=1)\n"), "valid");
   EXPECT_EQ(verifier_message(begin + "%1 = aten::relu(%0)\naten::relu_(%1)\n"),
-            "ssa buffer b1 is written more than once");
-  EXPECT_EQ(verifier_message(begin + "aten::copy_(%1, %1)\n"), "ssa buffer b1 is written more than once");
+            "buffer b1 is marked written_once, but is written more than once");
+  EXPECT_EQ(verifier_message(begin + "aten::copy_(%1, %1)\n"),
+            "buffer b1 is marked written_once, but is written more than once");
   EXPECT_EQ(verifier_message(begin + "aten::copy_(%0, %1)\n"),
-            "ssa buffer b1 is not written by the first node that touches it");
-  EXPECT_EQ(verifier_message(begin), "ssa buffer b1 is not written by the first node that touches it");
-  EXPECT_EQ(verifier_message("b0: input ssa\n"), "input buffer b0 is marked ssa, but it existed before");
+            "buffer b1 is marked written_once, but is not written by the first node that touches it");
+  EXPECT_EQ(verifier_message(begin),
+            "buffer b1 is marked written_once, but is not written by the first node that touches it");
+  EXPECT_EQ(verifier_message("b0: input written_once\n"),
+            "input buffer b0 is marked written_once, but it existed before");
 }
 
 TEST(Verify, DynamicResultsComeLast) {
@@ -104,19 +107,19 @@ TEST(Verify, MemoryIsTakenOverOnlyWhereNobodyNeedsIt) {
     return verifier_message("b0: input " + b0 + "\nb1: fresh(s0) " + b1 + "\nb2: fresh(s0) survives " + b2 + nodes);
   };
   EXPECT_EQ(plan("", "", ""), "valid");
-  EXPECT_EQ(plan("", "reuses b0", "reuses b1"), "valid");
-  EXPECT_EQ(plan("", "", "reuses b2"), "the plan of buffer b2 reuses no other buffer");
-  EXPECT_EQ(plan("", "", "reuses b7"), "the plan of buffer b2 reuses no other buffer");
-  EXPECT_EQ(plan("", "", "reuses b0"),
-            "the plan of buffer b2 reuses b0, whose last use is not the first use of this one");
-  EXPECT_EQ(plan("survives", "reuses b0", ""), "the plan of buffer b1 reuses b0, which survives");
-  EXPECT_EQ(verifier_message("b0: input\nb1: fresh(s0) survives reuses b0\n%0: f32[s1, s1] @b0\n"
+  EXPECT_EQ(plan("", "may_reuse b0", "may_reuse b1"), "valid");
+  EXPECT_EQ(plan("", "", "may_reuse b2"), "the plan of buffer b2 may reuse no other buffer");
+  EXPECT_EQ(plan("", "", "may_reuse b7"), "the plan of buffer b2 may reuse no other buffer");
+  EXPECT_EQ(plan("", "", "may_reuse b0"),
+            "the plan of buffer b2 may reuse b0, whose last use is not the first use of this one");
+  EXPECT_EQ(plan("survives", "may_reuse b0", ""), "the plan of buffer b1 may reuse b0, which survives");
+  EXPECT_EQ(verifier_message("b0: input\nb1: fresh(s0) survives may_reuse b0\n%0: f32[s1, s1] @b0\n"
                              "%1: f32[s1, s1] @b1 = aten::mm(%0, %0)\n"),
-            "the plan of buffer b1 reuses b0, but node 0 may not work in place");
+            "the plan of buffer b1 may reuse b0, but node 0 may not work in place");
 }
 
 TEST(Verify, GroupsAreInOrderAndKeepTheirOwn) {
-  const auto grouped = [&](std::vector<Group> groups, std::vector<uint32_t> in_group = {}) {
+  const auto grouped = [&](std::vector<Group> groups, std::vector<uint32_t> group_local = {}) {
     Graph graph;
     EXPECT_TRUE(parse_graph(R"(graph(s0) {
   b0: input survives
@@ -129,7 +132,7 @@ TEST(Verify, GroupsAreInOrderAndKeepTheirOwn) {
                             &graph)
                     .ok());
     graph.groups = std::move(groups);
-    for (const uint32_t buffer : in_group) graph.buffers[buffer].in_group = true;
+    for (const uint32_t buffer : group_local) graph.buffers[buffer].group_local = true;
     return verifier_message(graph);
   };
   const auto kind = GroupKind::kPointwise;
@@ -140,13 +143,13 @@ TEST(Verify, GroupsAreInOrderAndKeepTheirOwn) {
   EXPECT_EQ(grouped({{0, 1, kind}, {1, 1, kind}}), "group 1 begins before the one before it ends");
   EXPECT_EQ(grouped({{1, 1, kind}, {0, 0, kind}}), "group 1 begins before the one before it ends");
   EXPECT_EQ(grouped({{0, 0, static_cast<GroupKind>(kGroupKinds)}}), "group 0 is of no kind");
-  EXPECT_EQ(grouped({{0, 0, kind, kGroupHints + 1}}), "group 0 has hints that mean nothing");
-  const std::string marked = "buffer b1 is marked in_group, but is not used by one group only";
+  EXPECT_EQ(grouped({{0, 0, kind, kGroupProperties + 1}}), "group 0 has unknown properties");
+  const std::string marked = "buffer b1 is marked group_local, but is not used by one group only";
   EXPECT_EQ(grouped({}, {1}), marked);
   EXPECT_EQ(grouped({{0, 0, kind}, {1, 1, kind}}, {1}), marked);
   EXPECT_EQ(grouped({{0, 0, kind}}, {1}), marked);
-  EXPECT_EQ(grouped({{0, 1, kind}}, {2}), "buffer b2 is marked in_group, but others see it");
-  EXPECT_EQ(grouped({{0, 1, kind}}, {0}), "buffer b0 is marked in_group, but others see it");
+  EXPECT_EQ(grouped({{0, 1, kind}}, {2}), "buffer b2 is marked group_local, but others see it");
+  EXPECT_EQ(grouped({{0, 1, kind}}, {0}), "buffer b0 is marked group_local, but others see it");
 }
 
 TEST(Verify, IndicesAreInRange) {

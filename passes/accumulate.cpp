@@ -46,7 +46,7 @@ class Accumulator {
     for (uint32_t i = 0; i < graph.nodes.size(); ++i) {
       ir::for_each_view(graph.nodes[i], [&](uint32_t view, bool writes) {
         const uint32_t buffer = graph.views[view].buffer;
-        if (writes && graph.buffers[buffer].ssa) made_by_[buffer] = i;
+        if (writes && graph.buffers[buffer].written_once) made_by_[buffer] = i;
         uses_[buffer] += last[buffer] != i;
         last[buffer] = i;
       });
@@ -150,7 +150,7 @@ class Accumulator {
   Graph& graph_;
   const std::vector<bool> constant_;
   const std::vector<int64_t> values_;
-  std::vector<uint32_t> made_by_;  // for each ssa buffer: the node that writes it
+  std::vector<uint32_t> made_by_;  // for each written_once buffer: the node that writes it
   std::vector<uint32_t> uses_;     // for each buffer: the number of nodes that use it
   std::vector<Sum> sums_;          // for each node
 };

@@ -28,7 +28,8 @@ class Text {
   // Adds a node. `call` contains its operands as numbers of views. Returns the number of the result's view.
   int node(const std::string& call, bool survives = false) {
     const int number = ++views_;
-    buffers_ += "  b" + std::to_string(number) + ": fresh(s2) " + (survives ? "survives ssa\n" : "ssa\n");
+    buffers_ +=
+        "  b" + std::to_string(number) + ": fresh(s2) " + (survives ? "survives written_once\n" : "written_once\n");
     nodes_ += "  %" + std::to_string(number) + ": f32[s1, s0]{s0, 1} @b" + std::to_string(number) + " = " + call + "\n";
     return number;
   }

@@ -303,7 +303,7 @@ class Canonicalizer {
         const ir::Buffer& made = graph_.buffers[to.buffer];
         if (ir::same_geometry(to, from)) {
           drop = to.buffer == source;
-          if (!drop && made.ssa && !made.survives && constant[source]) {
+          if (!drop && made.written_once && !made.survives && constant[source]) {
             drop = true;
             target[to.buffer] = source;
           }
@@ -318,7 +318,7 @@ class Canonicalizer {
     graph_.nodes.resize(next);
     for (View& view : graph_.views) view.buffer = target[view.buffer];
     for (uint32_t i = 0; i < target.size(); ++i) {
-      if (target[i] != i) graph_.buffers[i].ssa = false;  // nothing touches it any more
+      if (target[i] != i) graph_.buffers[i].written_once = false;  // nothing touches it any more
     }
   }
 

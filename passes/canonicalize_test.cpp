@@ -12,8 +12,8 @@ TEST(Canonicalize, SizesFollowFromTheOperands) {
   b0: input
   b1: input
   b2: input
-  b3: fresh(s12) ssa
-  b4: fresh(s17) ssa
+  b3: fresh(s12) written_once
+  b4: fresh(s17) written_once
   %0: f32[s0, s1]{s2, s3} @b0 + s4
   %1: f32[s5, s6]{s7, s8} @b1 + s9
   %2: f32[s10]{s11} @b2 + s9
@@ -27,8 +27,8 @@ graph(s0..s22) {
   b0: input
   b1: input
   b2: input
-  b3: fresh(s12) ssa
-  b4: fresh(s17) ssa
+  b3: fresh(s12) written_once
+  b4: fresh(s17) written_once
   %0: f32[s0, s1]{s2, s3} @b0 + s4
   %1: f32[s1, s6]{s7, s8} @b1 + s9
   %3: f32[s0, s6]{s6, 1} @b3 + s9 = aten::mm(%0, %1)
@@ -41,8 +41,8 @@ graph(s0..s22) {
 TEST(Canonicalize, AContiguousOperandMakesAContiguousResult) {
   const std::string out = canonical(R"(graph(s0..s10) {
   b0: input
-  b1: fresh(s9) ssa
-  b2: fresh(s9) ssa
+  b1: fresh(s9) written_once
+  b2: fresh(s9) written_once
   %0: f32[s0, s1] @b0
   %1: f32[s2, s3]{s4, s5} @b1 + s6 = aten::relu(%0)
   %2: f32[s7, s8]{s9, s10} @b2 = aten::sum.dim_IntList(%1, [1], true)
@@ -56,7 +56,7 @@ TEST(Canonicalize, ABroadcastDimSaysNothingAboutTheOther) {
   const std::string out = canonical(R"(graph(s0..s9) {
   b0: input
   b1: input
-  b2: fresh(s9) ssa
+  b2: fresh(s9) written_once
   %0: f32[1, s0]{s1, s2} @b0
   %1: f32[s3, 1]{s4, s5} @b1
   %2: f32[s6, s7]{s8, s9} @b2 = aten::mul.Tensor(%0, %1)
@@ -68,8 +68,8 @@ TEST(Canonicalize, ABroadcastDimSaysNothingAboutTheOther) {
 TEST(Canonicalize, EqualOpsOnEqualLayoutsHaveEqualLayouts) {
   const std::string out = canonical(R"(graph(s0..s11) {
   b0: input
-  b1: fresh(s3) ssa
-  b2: fresh(s3) ssa
+  b1: fresh(s3) written_once
+  b2: fresh(s3) written_once
   %0: f32[s0]{s1} @b0 + s2
   %1: f32[s4]{s5} @b1 + s6 = aten::relu(%0)
   %2: f32[s7]{s8} @b2 + s9 = aten::relu(%0)
@@ -82,9 +82,9 @@ TEST(Canonicalize, WhatWasInPlaceKeepsItsOwnLayout) {
   // lift made %2 of an in-place op: its layout is that of %1, and not the one that relu would choose.
   const std::string out = canonical(R"(graph(s0..s9) {
   b0: input
-  b1: fresh(s3) ssa
-  b2: fresh(s3) ssa
-  b3: fresh(s3) ssa
+  b1: fresh(s3) written_once
+  b2: fresh(s3) written_once
+  b3: fresh(s3) written_once
   %0: f32[s0]{s1} @b0 + s2
   %1: f32[s0]{s5} @b1 + s6 = aten::neg(%0)
   %2: f32[s0]{s5} @b2 + s6 = aten::relu(%1)
@@ -99,8 +99,8 @@ TEST(Canonicalize, CopiesOfTheSameBytesGo) {
   s1 = 1
   s2 = 0
   b0: input
-  b1: fresh(s0) ssa
-  b2: fresh(s0) survives ssa
+  b1: fresh(s0) written_once
+  b2: fresh(s0) survives written_once
   %0: f32[s0]{1} @b0
   %1: f32[s0]{1} @b1
   aten::copy_(%1!, %0)
@@ -113,7 +113,7 @@ graph(s0) {
   s2 = 0
   b0: input
   b1: fresh(s0)
-  b2: fresh(s0) survives ssa
+  b2: fresh(s0) survives written_once
   %0: f32[s0]{1} @b0
   %2: f32[s0]{1} @b2 = aten::relu(%0) loc(1)
   %1: f32[s0]{1} @b0
@@ -126,8 +126,8 @@ TEST(Canonicalize, ACopyOfWhatIsWrittenLaterStays) {
   s1 = 1
   s2 = 0
   b0: input survives
-  b1: fresh(s0) ssa
-  b2: fresh(s0) survives ssa
+  b1: fresh(s0) written_once
+  b2: fresh(s0) survives written_once
   %1: f32[s0]{1} @b1
   %0: f32[s0]{1} @b0
   aten::copy_(%1!, %0)

@@ -8,9 +8,9 @@
 // cse: removes the second of two equal pure ops on equal values.
 //
 // The pass numbers values over the nodes in order. An operand's number consists of its view and the number of earlier
-// writes to its buffer. So memory counts as equal, too, if nothing writes it in between. Results must be ssa and have
-// the same layout. If the removed value survives and the kept one does not, the kept value moves to the survivor's
-// buffer. If both survive, the client has two buffers, and both ops stay.
+// writes to its buffer. So memory counts as equal, too, if nothing writes it in between. Results must be written_once
+// and have the same layout. If the removed value survives and the kept one does not, the kept value moves to the
+// survivor's buffer. If both survive, the client has two buffers, and both ops stay.
 namespace torch_remote::passes {
 namespace {
 
@@ -74,7 +74,7 @@ class ValueNumbering {
   bool mergeable_result(const Arg& result) const {
     if (result.tag == ArgTag::kView) {
       const View& view = graph_.views[result.a];
-      return !view.dynamic && graph_.buffers[view.buffer].ssa;
+      return !view.dynamic && graph_.buffers[view.buffer].written_once;
     }
     return std::ranges::all_of(result.items, [&](const Arg& item) { return mergeable_result(item); });
   }
@@ -174,7 +174,7 @@ class ValueNumbering {
     std::vector<bool> used(graph_.buffers.size());
     for (View& view : graph_.views) {
       const uint32_t kept = target_[view.buffer];
-      const bool merged = graph_.buffers[kept].ssa && survivor_[kept] != kNoBuffer;
+      const bool merged = graph_.buffers[kept].written_once && survivor_[kept] != kNoBuffer;
       view.buffer = merged ? survivor_[kept] : kept;
     }
     size_t next = 0;
@@ -188,7 +188,7 @@ class ValueNumbering {
       ir::for_each_view(node, [&](uint32_t view, bool) { used[graph_.views[view].buffer] = true; });
     }
     for (size_t i = 0; i < used.size(); ++i) {
-      if (!used[i]) graph_.buffers[i].ssa = false;
+      if (!used[i]) graph_.buffers[i].written_once = false;
     }
   }
 

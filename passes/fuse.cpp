@@ -465,7 +465,7 @@ class Fuser {
   // they are faster than the library.
   bool is_skinny_matmul(const Node& node) const {
     const bool adds = node.opcode == ir::ops::aten_addmm;
-    if (!context_.worker.supports(GroupKind::kMatmulEpilogue) || !context_.target().starts_with("x86-64") ||
+    if (!context_.worker.supports(GroupKind::kMatmul) || !context_.target().starts_with("x86-64") ||
         (node.opcode != ir::ops::aten_mm && !adds) || !may_be_fused(node)) {
       return false;
     }
@@ -484,7 +484,7 @@ class Fuser {
   bool is_library_matmul(const Node& node) const {
     const bool batches = node.opcode == ir::ops::aten_bmm || node.opcode == ir::ops::aten_baddbmm;
     const bool adds = node.opcode == ir::ops::aten_addmm || node.opcode == ir::ops::aten_baddbmm;
-    if (!context_.worker.supports(GroupKind::kMatmulEpilogue) || !context_.target().starts_with("x86-64") ||
+    if (!context_.worker.supports(GroupKind::kMatmul) || !context_.target().starts_with("x86-64") ||
         (node.opcode != ir::ops::aten_mm && !adds && !batches) || !may_be_fused(node)) {
       return false;
     }
@@ -629,7 +629,7 @@ class Fuser {
       } else if (is_attention(nodes.back())) {
         kind = GroupKind::kAttention;
       } else if (is_skinny_matmul(nodes.back()) || is_library_matmul(nodes.back())) {
-        kind = GroupKind::kMatmulEpilogue;
+        kind = GroupKind::kMatmul;
       }
       if (!kind || static_cast<int64_t>(graph_.groups.size()) >= limit) continue;
       graph_.groups.push_back({first, static_cast<uint32_t>(nodes.size()) - 1, *kind, 0});
@@ -651,7 +651,7 @@ class Fuser {
   size_t most_joined_ = 0;
 };
 
-uint8_t hints_of(const Graph& graph, const Group& group) {
+uint8_t properties_of(const Graph& graph, const Group& group) {
   bool contiguous = true, aligned = true;
   for (uint32_t n = group.first; n <= group.last; ++n) {
     ir::for_each_view(graph.nodes[n], [&](uint32_t index, bool) {
@@ -681,7 +681,7 @@ void mark_buffers(Graph& graph) {
   }
   for (size_t b = 0; b < user.size(); ++b) {
     ir::Buffer& buffer = graph.buffers[b];
-    buffer.in_group = user[b] < kSeveral && buffer.kind == ir::BufferKind::kFresh && !buffer.survives;
+    buffer.group_local = user[b] < kSeveral && buffer.kind == ir::BufferKind::kFresh && !buffer.survives;
   }
 }
 
@@ -689,11 +689,11 @@ void mark_buffers(Graph& graph) {
 
 Status fuse(Graph& graph, const PassContext& context) {
   graph.drop_groups();
-  if (!context.fusion || context.worker.group_kinds == 0 || context.sample.size() != graph.params) return {};
+  if (!context.fusion || context.worker.group_kind_mask == 0 || context.sample.size() != graph.params) return {};
   std::vector<int64_t> values;
   if (Status status = ir::evaluate(graph, context.sample.data(), &values); !status.ok()) return status;
   Fuser(graph, context, std::move(values)).run();
-  for (Group& group : graph.groups) group.hints = hints_of(graph, group);
+  for (Group& group : graph.groups) group.properties = properties_of(graph, group);
   mark_buffers(graph);
   return {};
 }

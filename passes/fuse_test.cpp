@@ -11,8 +11,8 @@ constexpr uint32_t kEvery = (1u << ir::kGroupKinds) - 1;
 
 PassContext context(std::span<const int64_t> sample, uint32_t kinds = kEvery, uint64_t dtypes = ~uint64_t{0}) {
   PassContext made;
-  made.worker.group_kinds = kinds;
-  made.worker.dtypes = dtypes;
+  made.worker.group_kind_mask = kinds;
+  made.worker.dtype_mask = dtypes;
   made.sample = sample;
   return made;
 }
@@ -27,8 +27,7 @@ std::string fused(const std::string& text, const PassContext& with) {
     const bool grouped = group != graph.groups.end() && group->first <= n;
     if (!ops.empty()) ops += ' ';
     if (grouped && group->first == n) {
-      constexpr const char* kKinds[] = {"pointwise",    "rowwise",         "reduce",        "transpose",
-                                        "multi_tensor", "matmul_epilogue", "conv_epilogue", "attention"};
+      constexpr const char* kKinds[] = {"pointwise", "rowwise", "reduce", "multi_tensor", "matmul", "attention"};
       ops += std::string(kKinds[static_cast<int>(group->kind)]) + "{";
     }
     const std::string_view name = ir::op_desc(graph.nodes[n].opcode).name;
@@ -76,8 +75,8 @@ TEST(Fuse, AFewRowsTimesWeightsAreAGroupOfTheirOwn) {
                  with);
   };
   const std::string rows = "f32[4, 16]{16, 1}", weights = "f32[16, 8]{1, 16}";
-  EXPECT_EQ(product(rows, weights, "x86-64-v3"), "matmul_epilogue{mm}");
-  EXPECT_EQ(product(rows, weights, "x86-64-v4"), "matmul_epilogue{mm}");
+  EXPECT_EQ(product(rows, weights, "x86-64-v3"), "matmul{mm}");
+  EXPECT_EQ(product(rows, weights, "x86-64-v4"), "matmul{mm}");
   EXPECT_EQ(product(rows, weights, "sm_90"), "mm");
   EXPECT_EQ(product(rows, weights, ""), "mm");
   EXPECT_EQ(product(rows, "f32[16, 8]{8, 1}", "x86-64-v4"), "mm");
@@ -97,8 +96,8 @@ TEST(Fuse, AProductThatALibraryMayDoIsAGroupOfItsOwn) {
                  with);
   };
   for (const char* op : {"mm", "addmm", "bmm", "baddbmm"}) {
-    EXPECT_EQ(product("f32", 64, op, "x86-64-v4"), "matmul_epilogue{" + std::string(op) + "}");
-    EXPECT_EQ(product("f32", 64, op, "x86-64-v3"), "matmul_epilogue{" + std::string(op) + "}");
+    EXPECT_EQ(product("f32", 64, op, "x86-64-v4"), "matmul{" + std::string(op) + "}");
+    EXPECT_EQ(product("f32", 64, op, "x86-64-v3"), "matmul{" + std::string(op) + "}");
     EXPECT_EQ(product("f32", 64, op, "sm_90"), op);
     EXPECT_EQ(product("f64", 64, op, "x86-64-v4"), op);
     EXPECT_EQ(product("f32", 16, op, "x86-64-v4"), op);  // too little work
@@ -156,11 +155,11 @@ TEST(Fuse, NormsOfChannelsTakeTheirNeighbours) {
   b0: input survives
   b1: input survives
   b2: input survives
-  b3: fresh(s2) ssa
-  b4: fresh(s2) ssa
-  b5: fresh(s2) ssa
-  b6: fresh(s2) ssa
-  b7: fresh(s2) survives ssa
+  b3: fresh(s2) written_once
+  b4: fresh(s2) written_once
+  b5: fresh(s2) written_once
+  b6: fresh(s2) written_once
+  b7: fresh(s2) survives written_once
   %0: f32[s0, 4, s1, s1]{s4, s3, s1, s5} @b0
   %1: f32[4]{s5} @b1
   %2: f32[4]{s5} @b2
@@ -186,8 +185,8 @@ TEST(Fuse, NormsOfChannelsTakeTheirNeighbours) {
 TEST(Fuse, AViewInBetweenIsTheSamePlaces) {
   EXPECT_EQ(fused(R"(graph(s0, s1, s2, s3) {
   b0: input survives
-  b1: fresh(s3) ssa
-  b2: fresh(s3) survives ssa
+  b1: fresh(s3) written_once
+  b2: fresh(s3) survives written_once
   %0: f32[s0, s1]{s1, 1} @b0
   %1: f32[s0, s1]{s1, 1} @b1 = aten::cos(%0)
   %2: f32[s2]{1} @b1
@@ -239,10 +238,10 @@ TEST(Fuse, WhatGoesAlongRowsIsLeftAloneForGpus) {
 TEST(Fuse, NothingComesBetween) {
   EXPECT_EQ(fused(R"(graph(s0, s1) {
   b0: input survives
-  b1: fresh(s1) survives ssa
-  b2: fresh(s1) ssa
-  b3: fresh(s1) survives ssa
-  b4: fresh(s1) survives ssa
+  b1: fresh(s1) survives written_once
+  b2: fresh(s1) written_once
+  b3: fresh(s1) survives written_once
+  b4: fresh(s1) survives written_once
   %0: f32[s0, s0]{s0, 1} @b0
   %1: f32[s0, s0]{s0, 1} @b1 = aten::sin(%0)
   %2: f32[s0, s0]{s0, 1} @b2 = aten::mm(%1, %0)
@@ -259,8 +258,8 @@ TEST(Fuse, NothingComesBetween) {
 TEST(Fuse, OrderOfMemoryIsKept) {
   EXPECT_EQ(fused(R"(graph(s0, s1) {
   b0: input survives
-  b1: fresh(s1) ssa
-  b2: fresh(s1) survives ssa
+  b1: fresh(s1) written_once
+  b2: fresh(s1) survives written_once
   %0: f32[s0, s0]{s0, 1} @b0
   %1: f32[s0, s0]{s0, 1} @b1 = aten::cos(%0)
   %2: f32[s0, s0]{1, s0} @b0
@@ -276,8 +275,8 @@ TEST(Fuse, ListsAreDoneTensorByTensor) {
   EXPECT_EQ(fused(R"(graph(s0, s1, s2, s3) {
   b0: input survives
   b1: input survives
-  b2: fresh(s1) ssa
-  b3: fresh(s1) ssa
+  b2: fresh(s1) written_once
+  b3: fresh(s1) written_once
   %0: f32[s0]{1} @b0
   %1: f32[s2]{1} @b1
   [%2: f32[s0]{1} @b2, %3: f32[s2]{1} @b3] = aten::_foreach_sqrt([%0, %1])
@@ -311,24 +310,24 @@ TEST(Fuse, ABufferOfOneGroupOnlyIsMarked) {
 }
 )",
                                                 fuse, context(kSizes));
-  EXPECT_NE(text.find("b1: fresh(s2) in_group\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("b1: fresh(s2) group_local\n"), std::string::npos) << text;
   EXPECT_NE(text.find("b2: fresh(s2)\n"), std::string::npos) << text;
 }
 
 TEST(Fuse, HintsAreWhatHoldsForEveryRun) {
-  const auto hints = [](const std::string& view) {
+  const auto properties = [](const std::string& view) {
     const std::string text =
-        testing::run_on_text("graph(s0, s1, s2) {\n  b0: input survives\n  b1: fresh(s1) survives ssa\n  " + view +
-                                 "\n  %1: f32[s0, 4] @b1 = aten::gelu(%0, approximate=\"none\")\n}\n",
+        testing::run_on_text("graph(s0, s1, s2) {\n  b0: input survives\n  b1: fresh(s1) survives written_once\n  " +
+                                 view + "\n  %1: f32[s0, 4] @b1 = aten::gelu(%0, approximate=\"none\")\n}\n",
                              fuse, context(std::array<int64_t, 3>{6, 96, 4}));
     const size_t at = text.find("group pointwise") + 15;
     return text.substr(at, text.find('{', at) - at);
   };
-  EXPECT_EQ(hints("%0: f32[s0, 4]{4, 1} @b0"), " contiguous aligned ");
-  EXPECT_EQ(hints("%0: f32[s0, 4]{4, 1} @b0 + 4"), " contiguous aligned ");
-  EXPECT_EQ(hints("%0: f32[s0, 4]{4, 1} @b0 + 2"), " contiguous ");
-  EXPECT_EQ(hints("%0: f32[s0, 4]{4, 1} @b0 + s2"), " contiguous ");
-  EXPECT_EQ(hints("%0: f32[s0, 4]{s2, 1} @b0"), " aligned ");
+  EXPECT_EQ(properties("%0: f32[s0, 4]{4, 1} @b0"), " contiguous aligned ");
+  EXPECT_EQ(properties("%0: f32[s0, 4]{4, 1} @b0 + 4"), " contiguous aligned ");
+  EXPECT_EQ(properties("%0: f32[s0, 4]{4, 1} @b0 + 2"), " contiguous ");
+  EXPECT_EQ(properties("%0: f32[s0, 4]{4, 1} @b0 + s2"), " contiguous ");
+  EXPECT_EQ(properties("%0: f32[s0, 4]{s2, 1} @b0"), " aligned ");
 }
 
 // Sums the results of eight ops for which there is no kernel.

@@ -61,8 +61,8 @@ class Layout {
     for (uint32_t v = 0; v < graph_.views.size(); ++v) {
       const uint32_t b = graph_.views[v].buffer;
       const ir::Buffer& buffer = graph_.buffers[b];
-      const bool may = ++views[b] == 1 && buffer.kind == ir::BufferKind::kFresh && buffer.ssa && !buffer.survives &&
-                       is_contiguous_image(graph_.views[v]);
+      const bool may = ++views[b] == 1 && buffer.kind == ir::BufferKind::kFresh && buffer.written_once &&
+                       !buffer.survives && is_contiguous_image(graph_.views[v]);
       image_[b] = may ? v : kNoView;
     }
   }
@@ -137,10 +137,7 @@ class Layout {
       auto visit = [&](uint32_t view, bool) { keep(view); };
       ir::internal::visit_views(node.args[i], false, visit);
     }
-    for (const Arg& result : node.results) {
-      auto visit = [&](uint32_t view, bool) { keep(view); };
-      if (!convolves) ir::internal::visit_views(result, true, visit);
-    }
+    if (!convolves) ir::for_each_result_view(node, [&](uint32_t view) { keep(view); });
   }
 
   // If an in-place op fails, its result has its operand's bytes, so both need the same layout. Returns true if this

@@ -15,7 +15,7 @@ std::string turned(const std::string& nodes, const std::string& target = "x86-64
   for (int b = 3; b <= 9; ++b) {
     const std::string name = "b" + std::to_string(b);
     const bool made = nodes.find("@" + name + " =") != nodes.npos || nodes.find("@" + name + ",") != nodes.npos;
-    head += "  " + name + ": fresh(524288)" + (b >= 8 ? " survives" : "") + (made ? " ssa\n" : "\n");
+    head += "  " + name + ": fresh(524288)" + (b >= 8 ? " survives" : "") + (made ? " written_once\n" : "\n");
   }
   head += "  %0: " + dtype + "[2, 64, 32, 32]{65536, 1024, 32, 1} @b0\n  %1: " + dtype +
           "[64, 64, 3, 3]{576, 9, 3, 1} @b1\n  %2: " + dtype + "[64]{1} @b2\n";
@@ -123,8 +123,8 @@ TEST(Layout, ImagesWhoseStridesAreParameters) {
   const auto turned_in = [](std::vector<int64_t> strides, int64_t offset) {
     const std::string image = ": f32[2, 64, 32, 32]{s0, s1, s2, s3} @";
     const std::string text =
-        "graph(s0, s1, s2, s3, s4) {\n  b0: input survives\n  b1: input survives\n  b2: fresh(524288) ssa\n"
-        "  b3: fresh(524288) ssa\n  b4: fresh(524288) survives\n  %0" +
+        "graph(s0, s1, s2, s3, s4) {\n  b0: input survives\n  b1: input survives\n  b2: fresh(524288) written_once\n"
+        "  b3: fresh(524288) written_once\n  b4: fresh(524288) survives\n  %0" +
         image + "b0\n  %1: f32[64, 64, 3, 3]{576, 9, 3, 1} @b1\n  %2" + image + "b2 + s4 = " + convolution("%0") +
         "  %3" + image + "b3 + s4 = " + convolution("%2") + "  %4" + image + "b4 + s4 = aten::relu(%3)\n}\n";
     PassContext context;
@@ -172,8 +172,9 @@ TEST(Layout, WhatIsDoneInPlaceLiesAsItsOperand) {
 TEST(Layout, TurnedStridesFollowSizes) {
   const std::string image = ": f32[s0, 64, s1, s2]{s3, s4, s5, s6} @";
   const std::string text =
-      "graph(s0, s1, s2, s3, s4, s5, s6) {\n  b0: input survives\n  b1: input survives\n  b2: fresh(524288) ssa\n"
-      "  b3: fresh(524288) ssa\n  b4: fresh(524288) survives\n  %0" +
+      "graph(s0, s1, s2, s3, s4, s5, s6) {\n  b0: input survives\n  b1: input survives\n  b2: fresh(524288) "
+      "written_once\n"
+      "  b3: fresh(524288) written_once\n  b4: fresh(524288) survives\n  %0" +
       image + "b0\n  %1: f32[64, 64, 3, 3]{576, 9, 3, 1} @b1\n  %2" + image + "b2 = " + convolution("%0") + "  %3" +
       image + "b3 = " + convolution("%2") + "  %4" + image + "b4 = aten::relu(%3)\n}\n";
   PassContext context;

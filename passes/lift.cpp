@@ -13,7 +13,7 @@
 // The node is marked in_place for runs in which it fails: the buffer then has the older value.
 //
 // Ops on integers stay in place: a division can fail halfway, when the older value may have lost its memory. Finally,
-// every buffer that only its first node writes is marked ssa.
+// every buffer that only its first node writes is marked written_once.
 namespace torch_remote::passes {
 namespace {
 
@@ -177,7 +177,7 @@ class Lifter {
       for (uint32_t k = 0; k < states_[i].conversions; ++k) {
         ir::Buffer older = graph_.buffers[i];
         older.survives = false;
-        older.ssa = false;
+        older.written_once = false;
         graph_.buffers.push_back(older);
       }
     }
@@ -217,7 +217,7 @@ class Lifter {
     return known.view;
   }
 
-  // Marks the ssa buffers, as the verifier defines them.
+  // Marks the written_once buffers, as the verifier defines them.
   void mark() {
     struct Use {
       uint32_t first = kNoNode;
@@ -238,7 +238,7 @@ class Lifter {
     }
     for (size_t i = 0; i < uses.size(); ++i) {
       const bool fresh = graph_.buffers[i].kind == ir::BufferKind::kFresh;
-      graph_.buffers[i].ssa = fresh && uses[i].defined && !uses[i].written_again;
+      graph_.buffers[i].written_once = fresh && uses[i].defined && !uses[i].written_again;
     }
   }
 

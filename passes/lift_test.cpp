@@ -26,8 +26,8 @@ graph(s0..s4) {
   s6 = 0
   b0: input
   b1: fresh(s4) survives
-  b2: fresh(s4) ssa
-  b3: fresh(s4) ssa
+  b2: fresh(s4) written_once
+  b3: fresh(s4) written_once
   %0: f32[s0]{s1} @b0
   %3: f32[s0]{1} @b2 = aten::relu(%0)
   %4: f32[s0]{1} @b3 = aten::mul.Tensor(%3, number(s4: f64)) in_place
@@ -57,8 +57,8 @@ graph(s0..s1) {
   s2 = 1
   s3 = 0
   b0: input
-  b1: fresh(s1) survives ssa
-  b2: fresh(s1) ssa
+  b1: fresh(s1) survives written_once
+  b2: fresh(s1) written_once
   %2: f32[s0]{1} @b2
   aten::zero_(%2!)
   %0: f32[s0]{1} @b0

@@ -13,7 +13,7 @@ using ir::Graph;
 using testing::Bytes;
 using testing::Rng;
 
-std::string names_of(const Graph& graph) { return ir::print(graph, {.sources = false}); }
+std::string names_of(const Graph& graph) { return ir::print(graph, {.source_lines = false}); }
 
 TEST(Pipeline, IsFoundByName) {
   EXPECT_EQ(find_pass("cse")->run, &cse);
@@ -30,8 +30,8 @@ TEST(Pipeline, IsFoundByName) {
 // A context for a worker that compiles kernels of all kinds. `sample`: the graph's parameters in one run.
 PassContext with_kernels(std::span<const int64_t> sample) {
   PassContext context;
-  context.worker.group_kinds = (1u << ir::kGroupKinds) - 1;
-  context.worker.dtypes = ~uint64_t{0};
+  context.worker.group_kind_mask = (1u << ir::kGroupKinds) - 1;
+  context.worker.dtype_mask = ~uint64_t{0};
   context.sample = sample;
   return context;
 }
@@ -122,8 +122,8 @@ TEST(Pipeline, EveryPassKeepsWhatSurvives) {
     }
     after_nodes += graph.nodes.size();
     for (const ir::Buffer& buffer : graph.buffers) {
-      reuses += buffer.reuses != ir::kNoBuffer;
-      inside += buffer.in_group;
+      reuses += buffer.may_reuse != ir::kNoBuffer;
+      inside += buffer.group_local;
     }
     for (const ir::Group& group : graph.groups) grouped += group.last + 1 - group.first;
   }

@@ -28,7 +28,7 @@ class Planner {
       }
       if (ir::fills_first_argument(ir::op_desc(node.opcode)) && node.args[0].tag == ArgTag::kView) {
         const uint32_t filled = graph_.views[node.args[0].a].buffer;
-        if (graph_.buffers[filled].ssa) reuse_memory(i, filled);
+        if (graph_.buffers[filled].written_once) reuse_memory(i, filled);
       }
     }
   }
@@ -42,7 +42,7 @@ class Planner {
       if (arg.tag != ArgTag::kView) continue;
       const uint32_t source = graph_.views[arg.a].buffer;
       if (!free_after(index, source) || !ir::may_work_in_place(graph_, node, source, made)) continue;
-      graph_.buffers[made].reuses = source;
+      graph_.buffers[made].may_reuse = source;
       taken_[source] = true;
       return;
     }

@@ -16,9 +16,9 @@ std::string planned(const std::string& body) {
 
 TEST(Plan, APointwiseOpTakesOverADeadOperand) {
   EXPECT_EQ(planned(R"(  b0: input survives
-  b1: fresh(s1) ssa
-  b2: fresh(s1) ssa
-  b3: fresh(s1) survives ssa
+  b1: fresh(s1) written_once
+  b2: fresh(s1) written_once
+  b3: fresh(s1) survives written_once
   b4: input
   %0: f32[s0] @b0
   %1: f32[s0] @b1 = aten::relu(%0)
@@ -26,28 +26,28 @@ TEST(Plan, APointwiseOpTakesOverADeadOperand) {
   %3: f32[s0] @b3 = aten::mul.Tensor(%2, %1)
 )"),
             "b0: input survives\n"
-            "b1: fresh(s1) ssa\n"
-            "b2: fresh(s1) ssa\n"
-            "b3: fresh(s1) survives ssa reuses b2\n"
+            "b1: fresh(s1) written_once\n"
+            "b2: fresh(s1) written_once\n"
+            "b3: fresh(s1) survives written_once may_reuse b2\n"
             "b4: input\n");
 }
 
 TEST(Plan, AnInputThatDiesIsTakenOver) {
   EXPECT_EQ(planned(R"(  b0: input
-  b1: fresh(s1) ssa
+  b1: fresh(s1) written_once
   %0: f32[s0] @b0
   aten::relu_(%0)
   %1: f32[s0] @b1
   aten::copy_(%1, %0)
 )"),
             "b0: input\n"
-            "b1: fresh(s1) ssa reuses b0\n");
+            "b1: fresh(s1) written_once may_reuse b0\n");
 }
 
 // Checks that b1 may not take over b0.
 void keeps_apart(const std::string& nodes) {
   const std::string out = planned("  b0: input\n  b1: fresh(s1)\n  %0: f32[s0, s0] @b0\n  aten::relu_(%0!)\n" + nodes);
-  EXPECT_EQ(out.find("reuses"), std::string::npos) << out;
+  EXPECT_EQ(out.find("may_reuse"), std::string::npos) << out;
 }
 
 TEST(Plan, OtherPlacesAreNotTakenOver) {

@@ -21,12 +21,12 @@ bool has_only_declared_effects(const OpDesc& desc) {
 std::vector<bool> constant_buffers(const Graph& graph) {
   std::vector<bool> constant(graph.buffers.size());
   for (size_t i = 0; i < constant.size(); ++i) {
-    constant[i] = graph.buffers[i].ssa || graph.buffers[i].kind == ir::BufferKind::kInput;
+    constant[i] = graph.buffers[i].written_once || graph.buffers[i].kind == ir::BufferKind::kInput;
   }
   for (const ir::Node& node : graph.nodes) {
     ir::for_each_view(node, [&](uint32_t view, bool writes) {
       const uint32_t buffer = graph.views[view].buffer;
-      if (writes && !graph.buffers[buffer].ssa) constant[buffer] = false;
+      if (writes && !graph.buffers[buffer].written_once) constant[buffer] = false;
     });
   }
   return constant;

@@ -14,7 +14,7 @@ namespace torch_remote::passes {
 bool has_only_declared_effects(const ir::OpDesc& desc);
 
 // Returns which buffers no node writes after their first use: reads at any two nodes give the same value. These are the
-// ssa buffers, and the inputs that this graph only reads.
+// written_once buffers, and the inputs that this graph only reads.
 std::vector<bool> constant_buffers(const ir::Graph& graph);
 
 // Calls f(uint32_t& view, bool writes) like ir::for_each_view, to replace views.

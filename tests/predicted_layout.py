@@ -44,4 +44,8 @@ def with_predicted_layout(module: torch.fx.GraphModule, _: Any) -> Callable[...,
     return make_boxed_func(run)
 
 
-PREDICTED_LAYOUT = aot_autograd(fw_compiler=with_predicted_layout, bw_compiler=with_predicted_layout)
+# Input mutations stay in the graph, as with the device's backend and Inductor: otherwise AOTAutograd handles them
+# differently.
+PREDICTED_LAYOUT = aot_autograd(
+    fw_compiler=with_predicted_layout, bw_compiler=with_predicted_layout, keep_inference_input_mutations=True
+)

@@ -20,7 +20,7 @@ T from_cell(Cell cell);
 // The integer modulo 2^n, for a type of n bits.
 int64_t wrapped(ir::DType type, int64_t x);
 
-// These load and store an element of type `memory`; the cell has the loaded_type of it.
+// Load and store an element of type `memory`. The cell's type is loaded_type(memory).
 Cell load_element(ir::DType memory, const void* element);
 void store_element(ir::DType memory, Cell cell, void* element);
 

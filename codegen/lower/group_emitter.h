@@ -70,11 +70,11 @@ struct NodeEmitter::Group {
   // handle it.
   bool store() {
     for (const auto& [buffer, written] : results) {
-      if (graph.buffers[buffer].in_group) continue;
+      if (graph.buffers[buffer].group_local) continue;
       launch.kernel.stores.push_back({operand(*written.access, written.node), written.value, {}, false});
     }
     for (const IndexedStore& written : at_indices) {
-      if (graph.buffers[graph.views[written.access->part.view].buffer].in_group) continue;
+      if (graph.buffers[graph.views[written.access->part.view].buffer].group_local) continue;
       const uint32_t to = operand(*written.access, written.node);
       launch.kernel.stores.push_back({to, written.value, written.indices, written.adds});
       Binding& binding = launch.operands[to];

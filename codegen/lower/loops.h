@@ -8,10 +8,10 @@
 
 namespace torch_remote::codegen {
 
-// Makes loops around the kernel (`launch->outer`) dims of the kernel, as many as a kernel may have. It changes none if
-// the kernel reduces rows, because each iteration has its own rows. The kernel then reads strided operands directly
-// instead of packed copies. The caller loops over what remains in `launch->outer`. kUnsupported: the resulting kernel
-// would not be valid.
+// Converts the innermost loops around the kernel (`launch->outer`) to row dims of the kernel, up to kMaxRows. If the
+// kernel reduces over rows, it converts none, because each iteration of these loops is a reduction of its own. Also,
+// the kernel now reads transposed operands with their strides instead of packed copies. The caller loops over what
+// remains in `launch->outer`. kUnsupported: the resulting kernel would not be valid.
 Status take_in_loops(Launch* launch);
 
 // Advances to the next index of loops with these sizes, in row-major order. False: that was the last one.

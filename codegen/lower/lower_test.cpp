@@ -32,8 +32,8 @@ TEST(Lower, AChainOverMergedDims) {
   std::vector<Launch> launches;
   EXPECT_EQ(lowered(R"(graph(s0..s5) {
   b0: input survives
-  b1: fresh(s3) ssa in_group
-  b2: fresh(s3) survives ssa
+  b1: fresh(s3) written_once group_local
+  b2: fresh(s3) survives written_once
   b3: input survives
   %0: f32[s0, s1]{s1, s4} @b0
   group pointwise {
@@ -63,8 +63,8 @@ TEST(Lower, Softmax) {
   EXPECT_EQ(lowered(R"(graph(s0..s5) {
   s6 = 1
   b0: input survives
-  b1: fresh(s3) ssa in_group
-  b2: fresh(s3) survives ssa
+  b1: fresh(s3) written_once group_local
+  b2: fresh(s3) survives written_once
   %0: f16[s0, s1, s2]{s4, s2, s6} @b0
   group pointwise {
   %1: f16[s0, s1, s2]{s4, s2, s6} @b1 = aten::_softmax(%0, -1, false)
@@ -98,9 +98,9 @@ kernel(i0 | j0) {
 TEST(Lower, LogSoftmaxAndItsGradient) {
   EXPECT_EQ(lowered(R"(graph(s0..s3) {
   b0: input survives
-  b1: fresh(s2) ssa in_group
+  b1: fresh(s2) written_once group_local
   b2: input survives
-  b3: fresh(s2) survives ssa
+  b3: fresh(s2) survives written_once
   %0: f32[s0, s1]{s1, 1} @b0
   %2: f32[s0, s1]{s1, 1} @b2
   group rowwise {
@@ -141,13 +141,13 @@ TEST(Lower, LayerNormBackwardAfterAResidual) {
   s6 = 1
   b0: input survives
   b1: input survives
-  b2: fresh(s3) ssa in_group
+  b2: fresh(s3) written_once group_local
   b3: input survives
   b4: input survives
   b5: input survives
-  b6: fresh(s3) survives ssa
-  b7: fresh(s3) survives ssa
-  b8: fresh(s3) survives ssa
+  b6: fresh(s3) survives written_once
+  b7: fresh(s3) survives written_once
+  b8: fresh(s3) survives written_once
   %0: f32[s0, s1, s2]{s4, s2, s6} @b0
   %1: f32[s0, s1, s2]{s4, s2, s6} @b1
   group pointwise {
@@ -232,9 +232,9 @@ TEST(Lower, GroupNormBackward) {
   b2: input survives
   b3: input survives
   b4: input survives
-  b5: fresh(s3) survives ssa
-  b6: fresh(s3) survives ssa
-  b7: fresh(s3) survives ssa
+  b5: fresh(s3) survives written_once
+  b6: fresh(s3) survives written_once
+  b7: fresh(s3) survives written_once
   group rowwise {
   %0: f32[s0, 6, s1]{s2, s1, s4} @b0
   %1: f32[s0, 6, s1]{s2, s1, s4} @b1
@@ -308,9 +308,9 @@ TEST(Lower, ReshapedInBetween) {
   EXPECT_EQ(lowered(R"(graph(s0..s6) {
   s7 = 1
   b0: input survives
-  b1: fresh(s3) ssa in_group
-  b2: fresh(s3) survives ssa
-  b3: fresh(s3) survives ssa
+  b1: fresh(s3) written_once group_local
+  b2: fresh(s3) survives written_once
+  b3: fresh(s3) survives written_once
   %0: f32[s4, s2]{s2, s7} @b0
   group pointwise {
   %1: f32[s4, s2]{s2, s7} @b1 = aten::relu(%0)
@@ -348,9 +348,9 @@ TEST(Lower, SumOfAll) {
   EXPECT_EQ(lowered(R"(graph(s0..s2) {
   s3 = 1
   b0: input survives
-  b1: fresh(s1) ssa in_group
-  b2: fresh(s1) survives ssa
-  b3: fresh(s1) survives ssa
+  b1: fresh(s1) written_once group_local
+  b2: fresh(s1) survives written_once
+  b3: fresh(s1) survives written_once
   %0: f32[s0]{s3} @b0
   group pointwise {
   %1: f32[s0]{s3} @b1 = aten::abs(%0)
@@ -386,7 +386,7 @@ TEST(Lower, ASumWithAProductIsRoundedOnce) {
   s5 = 1
   b0: input survives
   b1: input survives
-  b2: fresh(s1) survives ssa
+  b2: fresh(s1) survives written_once
   %0: f32[s0]{s5} @b0
   %1: f32[s0]{s5} @b1
   group pointwise {
@@ -419,7 +419,7 @@ TEST(Lower, RoundingOfIntegers) {
     const std::string text = lowered(R"(graph(s0..s2) {
   s3 = 1
   b0: input survives
-  b1: fresh(s1) survives ssa
+  b1: fresh(s1) survives written_once
   %0: i32[s0]{s3} @b0
   group multi_tensor {
   [%1: i32[s0]{s3} @b1] = aten::)" + std::string(op) +
@@ -439,7 +439,7 @@ TEST(Lower, DivisionOfIntegers) {
   s4 = 1
   b0: input survives
   b1: input survives
-  b2: fresh(s1) survives ssa
+  b2: fresh(s1) survives written_once
   %0: i32[s0]{s4} @b0
   %1: i32[s0]{s4} @b1
   group pointwise {
@@ -461,8 +461,8 @@ TEST(Lower, ConversionsRound) {
     return lowered(R"(graph(s0..s3) {
   s4 = 1
   b0: input survives
-  b1: fresh(s1) ssa in_group
-  b2: fresh(s1) survives ssa
+  b1: fresh(s1) written_once group_local
+  b2: fresh(s1) survives written_once
   %0: f32[s0]{s4} @b0
   %3: bf16[s0]{s4} @b0
   group pointwise {
@@ -482,10 +482,10 @@ TEST(Lower, ConversionsRound) {
 
 constexpr const char* kRotary = R"(graph(s0..s2) {
   b0: input survives
-  b1: fresh(s2) ssa in_group
-  b2: fresh(s2) ssa in_group
+  b1: fresh(s2) written_once group_local
+  b2: fresh(s2) written_once group_local
   b3: input survives
-  b4: fresh(s2) survives ssa
+  b4: fresh(s2) survives written_once
   %0: f32[s0, s1]{s1, 1} @b0
   %1: f32[s0, 50]{s1, 1} @b0 + 50
   %2: f32[s0, 50]{s1, 1} @b0
@@ -545,9 +545,9 @@ TEST(Lower, GradientsOfEverySecondPlace) {
   const std::string text = lowered(R"(graph(s0..s2) {
   b0: input survives
   b1: input survives
-  b2: fresh(s2) ssa in_group
-  b3: fresh(s2) ssa in_group
-  b4: fresh(s2) survives ssa
+  b2: fresh(s2) written_once group_local
+  b3: fresh(s2) written_once group_local
+  b4: fresh(s2) survives written_once
   %0: f32[s0, 50]{50, 1} @b0
   %1: f32[s0, 49]{49, 1} @b1
   group pointwise {
@@ -575,8 +575,8 @@ TEST(Lower, WhatIsJoinedNeedNotFit) {
   // An intermediate result is read at other places than those where it is computed.
   EXPECT_EQ(lowered(R"(graph(s0..s2) {
   b0: input survives
-  b1: fresh(s2) ssa in_group
-  b2: fresh(s2) survives ssa
+  b1: fresh(s2) written_once group_local
+  b2: fresh(s2) survives written_once
   %0: f32[s0, s1]{s1, 1} @b0
   group pointwise {
   %1: f32[s0, s1]{s1, 1} @b1 = aten::neg(%0)
@@ -593,8 +593,8 @@ TEST(Lower, WhatIsJoinedNeedNotFit) {
 // Whether b1 may share the memory of b0, in a group that computes b1, and perhaps b2, from b0.
 bool shares(const std::string& nodes, const std::string& b0 = "f32[s0, s1]{s1, 1}") {
   std::vector<Launch> launches;
-  std::string graph = "graph(s0..s2) {\n  s3 = 1\n  s4 = 0\n  b0: input\n  b1: fresh(s2) survives ssa\n";
-  if (nodes.find("@b2") != std::string::npos) graph += "  b2: fresh(s2) survives ssa\n";
+  std::string graph = "graph(s0..s2) {\n  s3 = 1\n  s4 = 0\n  b0: input\n  b1: fresh(s2) survives written_once\n";
+  if (nodes.find("@b2") != std::string::npos) graph += "  b2: fresh(s2) survives written_once\n";
   graph.append("  %0: ").append(b0).append(" @b0\n  group rowwise {\n").append(nodes).append("  }\n}\n");
   EXPECT_EQ(lowered(graph, {8, 100, kBytes}, &launches).substr(0, 8), "\nkernel(")
       << graph << lowered(graph, {8, 100, kBytes});
@@ -619,7 +619,7 @@ TEST(Lower, IndicesBelowZeroCountFromTheEnd) {
   b0: input survives
   b1: input survives
   b2: input survives
-  b3: fresh(s3) survives ssa
+  b3: fresh(s3) survives written_once
   %0: f32[s0, s1, s2]{900, s2, 1} @b0
   %1: i64[s4]{1} @b1
   %2: i32[s4]{1} @b2 + 3
@@ -665,7 +665,7 @@ kernel(i0 | j0) {
 constexpr const char* kTake = R"(graph(s0..s5) {
   b0: input survives
   b1: input survives
-  b2: fresh(s3) survives ssa
+  b2: fresh(s3) survives written_once
   %0: f32[s0, s1, s2]{s4, s2, 1} @b0
   %1: i64[s5]{1} @b1
   group pointwise {
@@ -733,7 +733,7 @@ kernel(| j0) {
 TEST(Lower, RunningLogarithmsOfSums) {
   EXPECT_EQ(lowered(R"(graph(s0..s2) {
   b0: input survives
-  b1: fresh(s2) survives ssa
+  b1: fresh(s2) survives written_once
   %0: bf16[s0, s1]{s1, 1} @b0
   group rowwise {
   %1: bf16[s0, s1]{s1, 1} @b1 = aten::_logcumsumexp(%0, -1)
@@ -788,8 +788,8 @@ TEST(Lower, WhatLiesAcrossIsPacked) {
   EXPECT_EQ(lowered(R"(graph(s0..s3) {
   s4 = 1
   b0: input survives
-  b1: fresh(s2) survives ssa
-  b2: fresh(s2) survives ssa
+  b1: fresh(s2) survives written_once
+  b2: fresh(s2) survives written_once
   %0: f32[s0, s1]{s4, s0} @b0
   group pointwise {
   %1: f32[s0, s1]{s1, s4} @b1 = aten::relu(%0)
@@ -824,8 +824,8 @@ TEST(Lower, WhatDoesNotFit) {
   EXPECT_EQ(lowered(R"(graph(s0..s3) {
   s4 = 1
   b0: input survives
-  b1: fresh(s1) ssa in_group
-  b2: fresh(s1) survives ssa
+  b1: fresh(s1) written_once group_local
+  b2: fresh(s1) survives written_once
   b3: input survives
   %0: f32[s0, s2]{s2, s4} @b0
   group pointwise {

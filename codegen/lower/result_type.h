@@ -36,8 +36,8 @@ struct ExpressionTypes {
   ir::DType compute;  // the type that the expression is computed in: f32 for half types
   ir::DType result;   // the type that the result is stored from
 };
-// For ops over lists, the tensors number `item`. `result` is the dtype of the first result. None: no kernel computes
-// the op with these arguments.
+// `item`: for ops over lists of tensors, the index in each list. `result`: the dtype of the first result. Returns
+// nothing if no kernel computes the op with these arguments.
 std::optional<ExpressionTypes> expression_types(const ir::Graph& graph, const ir::Node& node, uint32_t item,
                                                 ir::DType result);
 

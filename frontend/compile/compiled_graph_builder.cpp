@@ -396,7 +396,7 @@ ir::Node& CompiledGraphBuilder::add_node(const ir::OpDesc& desc, std::vector<Arg
   node.opcode = desc.opcode;
   node.args = std::move(args);
   node.results.resize(desc.results.size());
-  node.source = static_cast<uint32_t>(spec_->sources.size());
+  node.record = static_cast<uint32_t>(spec_->sources.size());
   const py::object text = meta_entry(fx, names().stack_trace);
   spec_->sources.push_back(text && py::isinstance<py::str>(text) ? text_source(text.ptr()) : ir::SourceRef());
   return node;
@@ -525,7 +525,7 @@ void CompiledGraphBuilder::note_accesses() {
         const bool all = access == ir::Access::kOverwrites && graph_.views[v] == graph_.views[starts_[index].view];
         if (in.elements != Elements::kUnused || all != overwrites) return;
         in.elements = all ? Elements::kOverwritten : Elements::kRead;
-        if (!all) in.reader = spec_->sources[node.source];
+        if (!all) in.reader = spec_->sources[node.record];
       });
     }
   }

@@ -44,21 +44,21 @@ std::vector<GraphOp::MappedArgument> mapped_arguments(const ir::ComposedOp& comp
 
 // Returns false if the op is recorded as it is, or not at all.
 bool classify_composed(const ir::ComposedOp& composed, const c10::OperatorHandle& handle, GraphOp& op) {
-  switch (composed.as) {
-    case ir::ComposedAs::kNothing:
-    case ir::ComposedAs::kRecord:
+  switch (composed.kind) {
+    case ir::ComposedKind::kNothing:
+    case ir::ComposedKind::kRecord:
       return false;
-    case ir::ComposedAs::kEmpty:
+    case ir::ComposedKind::kEmpty:
       op.kind = Kind::kEmpty;
       return true;
-    case ir::ComposedAs::kView:
+    case ir::ComposedKind::kView:
       op.kind = Kind::kView;
       return true;
-    case ir::ComposedAs::kFill:
+    case ir::ComposedKind::kFill:
       op.kind = Kind::kFill;
       op.mapped_arguments = mapped_arguments(composed, handle.schema());
       break;
-    case ir::ComposedAs::kOther:
+    case ir::ComposedKind::kOther:
       op.kind = Kind::kReplaced;
       op.mapped_arguments = mapped_arguments(composed, handle.schema());
       if (!composed.zero_argument.empty()) op.zero = place_of(composed.zero_argument, handle.schema());
@@ -77,7 +77,7 @@ void classify(const c10::OperatorHandle& handle, const std::string& name, GraphO
   }
   const bool torchs = name.starts_with("aten::");
   op.why_not = "the recorder handles this op in a special way";
-  if (composed != nullptr && composed->implemented_by_client && composed->as != ir::ComposedAs::kRecord) return;
+  if (composed != nullptr && composed->implemented_by_client && composed->kind != ir::ComposedKind::kRecord) return;
   op.why_not = "an argument or a result has a type that a program cannot represent";
   const ir::OpDesc* desc = graph_desc(handle);
   if (desc == nullptr) return;

@@ -110,7 +110,7 @@ struct Lowering::State {
 
   Arg convert(const ir::ArgDesc& desc, py::handle value) {
     Arg arg;
-    if (desc.role == ir::ArgRole::kIgnored) return arg;
+    if (desc.role == ir::ArgRole::kClientOnly) return arg;
     if (desc.role == ir::ArgRole::kRandom) {
       if (value && !value.is_none()) throw_unsupported("it gets a generator as an argument");
       arg.tag = ArgTag::kGenerator;

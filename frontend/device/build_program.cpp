@@ -106,7 +106,7 @@ Status build_program(const remote::BuildRequest& request, remote::CaptureWriter*
   };
   const bool dumps = dump != nullptr && *dump != '\0';
   if (dumps || capture != nullptr) {
-    graph.sources = describe_sources(request.sources);
+    graph.source_lines = describe_sources(request.sources);
   }
   if (capture != nullptr) capture->source_graph(request.program, ir::encode_program(graph));
   if (dumps) {
@@ -124,7 +124,7 @@ Status build_program(const remote::BuildRequest& request, remote::CaptureWriter*
     };
   }
   if (Status status = passes::run_pipeline(graph, options); !status) return status;
-  graph.sources.clear();
+  graph.source_lines.clear();
   *program = ir::encode_program(graph);
   steps.done("encode");
   return {};

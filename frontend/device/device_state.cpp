@@ -133,7 +133,7 @@ Status limit_memory(remote::Client& worker, double fraction, const remote::KeepW
 
 void stop(Connection& connection) {
   connection.restore.reset();
-  connection.client.reset();  // sends the goodbye message
+  connection.client.reset();  // sends the CloseSession message
   connection.worker_slot.reset();
 }
 
@@ -417,12 +417,13 @@ void raise(const Status& status) {
     case ErrorCode::kOutOfMemory:
       TORCH_CHECK_WITH(OutOfMemoryError, false, status.message());
     case ErrorCode::kOpFailed:
-      if (status.kind() == "IndexError") TORCH_CHECK_WITH(IndexError, false, status.message());
-      if (status.kind() == "ValueError") TORCH_CHECK_WITH(ValueError, false, status.message());
-      if (status.kind() == "TypeError") TORCH_CHECK_WITH(TypeError, false, status.message());
-      if (status.kind() == "NotImplementedError") TORCH_CHECK_WITH(NotImplementedError, false, status.message());
-      if (status.kind() == "LinAlgError") TORCH_CHECK_WITH(LinAlgError, false, status.message());
-      if (status.kind() == "OutOfMemoryError") TORCH_CHECK_WITH(OutOfMemoryError, false, status.message());
+      if (status.exception_type() == "IndexError") TORCH_CHECK_WITH(IndexError, false, status.message());
+      if (status.exception_type() == "ValueError") TORCH_CHECK_WITH(ValueError, false, status.message());
+      if (status.exception_type() == "TypeError") TORCH_CHECK_WITH(TypeError, false, status.message());
+      if (status.exception_type() == "NotImplementedError")
+        TORCH_CHECK_WITH(NotImplementedError, false, status.message());
+      if (status.exception_type() == "LinAlgError") TORCH_CHECK_WITH(LinAlgError, false, status.message());
+      if (status.exception_type() == "OutOfMemoryError") TORCH_CHECK_WITH(OutOfMemoryError, false, status.message());
       TORCH_CHECK(false, status.message());
     default:
       TORCH_CHECK(false, status.message());
@@ -437,10 +438,10 @@ std::string count_of(uint64_t count, const char* what) {
 
 std::string describe_one(const remote::OpError& error) {
   std::string text = error.status.message() + describe_stack(error.source);
-  if (error.skipped == 0) return text;
-  return text + "\n  " + count_of(error.skipped, "in-place update") +
-         (error.skipped == 1 ? " that depends on it was skipped; its tensor keeps its old contents"
-                             : " that depend on it were skipped; these tensors keep their old contents");
+  if (error.skipped_updates == 0) return text;
+  return text + "\n  " + count_of(error.skipped_updates, "in-place update") +
+         (error.skipped_updates == 1 ? " that depends on it was skipped; its tensor keeps its old contents"
+                                     : " that depend on it were skipped; these tensors keep their old contents");
 }
 
 }  // namespace
@@ -448,14 +449,17 @@ std::string describe_one(const remote::OpError& error) {
 std::string describe(const remote::OpError& error) {
   constexpr size_t kShown = 8;
   std::string text = describe_one(error);
-  const uint64_t others = error.more.size() + error.not_listed;
+  const uint64_t others = error.more_errors.size() + error.omitted_errors;
   if (others == 0) return text;
   text += "\n" + count_of(others, "other failure") + " had not been raised:";
-  for (size_t i = 0; i < error.more.size() && i < kShown; ++i) text.append("\n").append(describe_one(error.more[i]));
+  for (size_t i = 0; i < error.more_errors.size() && i < kShown; ++i)
+    text.append("\n").append(describe_one(error.more_errors[i]));
   if (others > kShown) text.append("\nand ").append(std::to_string(others - kShown)).append(" more");
   return text;
 }
 
-void raise(const remote::OpError& error) { raise(Status(error.status.code(), describe(error), error.status.kind())); }
+void raise(const remote::OpError& error) {
+  raise(Status(error.status.code(), describe(error), error.status.exception_type()));
+}
 
 }  // namespace torch_remote::frontend

@@ -51,7 +51,7 @@ class RemoteAllocator final : public c10::DeviceAllocator {
   }
   void emptyCache(c10::MempoolId_t) override {
     remote::MemoryRequest request;
-    request.trim = true;
+    request.empty_cache = true;
     ask_if_connected(current_device(), request);
   }
   void recordStream(const c10::DataPtr&, c10::Stream) override {}
@@ -74,8 +74,8 @@ class RemoteAllocator final : public c10::DeviceAllocator {
     set(stats.active_bytes, use.allocated);
     set(stats.requested_bytes, use.allocated);
     set(stats.reserved_bytes, use.reserved);
-    stats.num_alloc_retries = static_cast<int64_t>(use.retries);
-    stats.num_ooms = static_cast<int64_t>(use.failures);
+    stats.num_alloc_retries = static_cast<int64_t>(use.num_alloc_retries);
+    stats.num_ooms = static_cast<int64_t>(use.num_ooms);
     stats.num_device_alloc = static_cast<int64_t>(use.segments.allocated);
     stats.num_device_free = static_cast<int64_t>(use.segments.freed);
     return stats;
@@ -240,29 +240,30 @@ Stream next_stream(Device device) {
   return stream_of(first.device(), 1 + number % kStreams);
 }
 
-// A point in program order. A timed event flushes the recorded ops and sends a mark behind them. An untimed event does
-// that only when it is queried or waited for, so it may also wait for ops that were recorded after it.
+// A point in program order. A timed event flushes the recorded ops and sends a RecordEvent message after them. An
+// untimed event does that only when it is queried or waited for, so it may also wait for ops that were recorded after
+// it.
 struct Event {
-  enum class State : uint8_t { kRecorded, kMarked, kDone };
+  enum class State : uint8_t { kRecorded, kSent, kDone };
 
   DeviceIndex device = 0;
   bool timed = false;
   State state = State::kRecorded;
-  bool has_time = false;          // `mark` is filled in
-  bool checked_failures = false;  // whether failures were reported for an event without a mark
+  bool has_time = false;          // `recorded` is filled in
+  bool checked_failures = false;  // whether failures were reported for an event that was not sent
   uint64_t session = 0;
   uint64_t ticket = 0;  // in the client with this session
-  remote::Mark mark;
+  remote::RecordedEvent recorded;
 
-  // The client that holds the mark. Null if no mark was sent or if that worker is gone.
-  remote::Client* marker() const {
-    remote::Client* worker = state == State::kMarked ? existing_client(device) : nullptr;
+  // The client to which the event was sent. Null if it was not sent or if that worker is gone.
+  remote::Client* receiver() const {
+    remote::Client* worker = state == State::kSent ? existing_client(device) : nullptr;
     return worker != nullptr && worker->session() == session ? worker : nullptr;
   }
   void forget() noexcept {
-    if (remote::Client* worker = marker()) worker->forget(ticket);
+    if (remote::Client* worker = receiver()) worker->forget(ticket);
     state = State::kRecorded;
-    has_time = checked_failures = mark.failed = false;
+    has_time = checked_failures = recorded.failed = false;
   }
   void send() {
     Recorder::get(device).flush("event");
@@ -271,22 +272,22 @@ struct Event {
       state = State::kDone;
       return;
     }
-    check(worker->mark(&ticket));
+    check(worker->record_event(&ticket));
     session = worker->session();
-    state = State::kMarked;
+    state = State::kSent;
   }
   bool is_reached() {
     if (state == State::kRecorded) send();
     if (state == State::kDone) return true;
-    remote::Client* worker = marker();
+    remote::Client* worker = receiver();
     return worker == nullptr || worker->is_reached(ticket);
   }
   void wait() {
     if (state == State::kRecorded) send();
     if (state == State::kDone) return;
-    if (remote::Client* worker = marker(); worker != nullptr) {
+    if (remote::Client* worker = receiver(); worker != nullptr) {
       const WaitSpan span("event", wait_line());
-      const Status status = worker->wait_mark(ticket, keep_waiting, &mark);
+      const Status status = worker->wait_event(ticket, keep_waiting, &recorded);
       if (status.code() != ErrorCode::kInterrupted) state = State::kDone;
       check(status);
       has_time = true;
@@ -344,8 +345,8 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
     auto* e = static_cast<Event*>(event);
     if (e == nullptr) return;
     e->wait();
-    const bool unknown = !e->has_time && !std::exchange(e->checked_failures, true);  // completed without a mark
-    if (std::exchange(e->mark.failed, false) || unknown) Recorder::get(e->device).synchronize();
+    const bool unknown = !e->has_time && !std::exchange(e->checked_failures, true);  // completed without being sent
+    if (std::exchange(e->recorded.failed, false) || unknown) Recorder::get(e->device).synchronize();
   }
   void destroyEvent(void* event, const DeviceIndex) const noexcept override {
     const std::unique_ptr<Event> e(static_cast<Event*>(event));
@@ -363,7 +364,8 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
       TORCH_CHECK(e->has_time, "remote: elapsed_time() got an event whose worker is gone; record it again");
     }
     TORCH_CHECK(from->session == to->session, "remote: elapsed_time() got events on two workers; record both again");
-    return (static_cast<double>(to->mark.reached) - static_cast<double>(from->mark.reached)) * 1e-6;
+    return (static_cast<double>(to->recorded.device_time_ns) - static_cast<double>(from->recorded.device_time_ns)) *
+           1e-6;
   }
   // Whether all ops sent to the device are done. The stream does not matter, because a device has one order.
   bool queryStream(const Stream& stream) const override {

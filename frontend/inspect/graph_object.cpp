@@ -31,12 +31,11 @@ const ir::View* first_view(const ir::Graph& graph, uint32_t buffer) {
 // The view as which a node creates the buffer; the buffer's first view if no node creates it.
 const ir::View* made_view(const ir::Graph& graph, uint32_t buffer) {
   for (const ir::Node& node : graph.nodes) {
-    for (const ir::Arg& result : node.results) {
-      if (result.tag == ir::ArgTag::kView && graph.views[result.a].buffer == buffer) return &graph.views[result.a];
-      for (const ir::Arg& item : result.items) {
-        if (item.tag == ir::ArgTag::kView && graph.views[item.a].buffer == buffer) return &graph.views[item.a];
-      }
-    }
+    const ir::View* made = nullptr;
+    ir::for_each_result_view(node, [&](uint32_t view) {
+      if (graph.views[view].buffer == buffer) made = &graph.views[view];
+    });
+    if (made != nullptr) return made;
   }
   return first_view(graph, buffer);
 }
@@ -45,7 +44,7 @@ const ir::View* made_view(const ir::Graph& graph, uint32_t buffer) {
 
 GraphObject::GraphObject(ir::Graph graph, std::vector<ir::SourceRef> sources, std::vector<int64_t> params)
     : graph_(std::move(graph)), sources_(std::move(sources)), params_(std::move(params)) {
-  if (graph_.sources.empty()) graph_.sources = describe_sources(sources_);
+  if (graph_.source_lines.empty()) graph_.source_lines = describe_sources(sources_);
 }
 
 std::unique_ptr<GraphObject> GraphObject::from_text(const std::string& text) {
@@ -74,8 +73,8 @@ std::unique_ptr<GraphObject> GraphObject::optimized() const {
   passes::PipelineOptions options;
   options.verify = true;
   // A graph belongs to no worker, so assume one that can compile kernels of all kinds.
-  options.context.worker.group_kinds = (1u << ir::kGroupKinds) - 1;
-  options.context.worker.dtypes = ~uint64_t{0};
+  options.context.worker.group_kind_mask = (1u << ir::kGroupKinds) - 1;
+  options.context.worker.dtype_mask = ~uint64_t{0};
   options.context.sample = params_;
   check(read_switches(&options.context));
   check(passes::run_pipeline(graph, options));
@@ -187,7 +186,7 @@ std::vector<at::Tensor> GraphObject::run(const std::vector<at::Tensor>& inputs,
   if (!runnable_.graph) {
     runnable_.graph = std::make_shared<const ir::Graph>(graph_);
     uint32_t records = 0;
-    for (const ir::Node& node : graph_.nodes) records = std::max(records, node.source + 1);
+    for (const ir::Node& node : graph_.nodes) records = std::max(records, node.record + 1);
     runnable_.sources = sources_;
     runnable_.sources.resize(std::max<size_t>(records, sources_.size()));
   }

@@ -243,7 +243,7 @@ class KinetoSession final : public libkineto::IActivityProfilerSession {
       if (event.program == wire::ProfileEvent::kMessage) continue;
       const remote::WorkerProfile::ProfiledProgram& program = worker.recorded.programs[event.program];
       const std::string& label = program.labels[event.node];
-      const uint32_t record = program.records[event.node];
+      const uint32_t record = program.record_indices[event.node];
       // Torch names ops without the overload.
       libkineto::GenericTraceActivity& op =
           add(ActivityType::CONCURRENT_KERNEL, label.substr(0, label.find_first_of(".(")));

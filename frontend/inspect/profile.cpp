@@ -43,7 +43,7 @@ Status sample_clock(remote::Client& worker, const remote::KeepWaiting& keep_wait
   *sample = {0, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()};
   for (int i = 0; i < kClockSamples; ++i) {
     remote::WorkerProfile reply;
-    if (Status status = worker.profile(ProfileCommand::kClock, 0, keep_waiting, &reply); !status) return status;
+    if (Status status = worker.profile(ProfileCommand::kReadClock, 0, keep_waiting, &reply); !status) return status;
     sample->at = reply.end;
     sample->min_offset = std::max(sample->min_offset, reply.clock_least);
     sample->max_offset = std::min(sample->max_offset, reply.clock_most);
@@ -144,7 +144,7 @@ py::dict to_python(const WorkerRecording& session) {
   py::list programs;
   for (const remote::WorkerProfile::ProfiledProgram& program : session.recorded.programs) {
     programs.append(
-        py::make_tuple(program.program, program.labels, program.records, program.runners, program.declined));
+        py::make_tuple(program.program, program.labels, program.record_indices, program.runners, program.declined));
   }
   all["programs"] = programs;
   return all;
@@ -255,7 +255,7 @@ Recording stop_recording() {
     {
       const WaitSpan span("profile ends", line);
       remote::WorkerProfile reply;
-      (void)worker->profile(ProfileCommand::kClock, 0, keep_waiting, &reply);
+      (void)worker->profile(ProfileCommand::kReadClock, 0, keep_waiting, &reply);
     }
   });
   recording.end = remote::monotonic_ns();

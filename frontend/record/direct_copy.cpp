@@ -219,7 +219,7 @@ bool relay(DeviceIndex from, DeviceIndex to, const std::string& why) {
 
 bool has_failed_copy(const remote::OpError& error) {
   return error.op == kReceive ||
-         std::ranges::any_of(error.more, [](const remote::OpError& other) { return other.op == kReceive; });
+         std::ranges::any_of(error.more_errors, [](const remote::OpError& other) { return other.op == kReceive; });
 }
 
 // Collects the failures of a device, including those of recorded ops that were not sent yet. Returns false if there are
@@ -254,10 +254,10 @@ class Observer final : public FailureObserver {
         seen[i] = true;
         if (!take_failures(other, &cause)) continue;
         if (has_failed_copy(cause)) failed.push_back(other);
-        error.not_listed += std::exchange(cause.not_listed, 0);
-        const std::vector<remote::OpError> more = std::exchange(cause.more, {});
-        error.more.push_back(std::move(cause));
-        error.more.insert(error.more.end(), more.begin(), more.end());
+        error.omitted_errors += std::exchange(cause.omitted_errors, 0);
+        const std::vector<remote::OpError> more_errors = std::exchange(cause.more_errors, {});
+        error.more_errors.push_back(std::move(cause));
+        error.more_errors.insert(error.more_errors.end(), more_errors.begin(), more_errors.end());
       }
     }
   }

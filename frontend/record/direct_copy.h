@@ -9,9 +9,9 @@
 
 // Copies between devices that go directly from worker to worker (worker/collectives/direct_copies.h). Each copy is one
 // op on each of the two devices. Call these functions from any thread, with no lock held.
-// When a wait raises a failed copy, it also waits for the devices that the copy may have come from. Their failures
-// become part of the error, and count as reported. After a failure, and after torch.remote.cancel(), the next copy
-// connects the two workers again.
+// If a wait for a device finds a failed copy, it also waits for all devices that have copied to this device directly.
+// Their failures become part of the error that it raises, and count as reported. After a failure, and after
+// torch.remote.cancel(), the next copy connects the two workers again.
 namespace torch_remote::frontend {
 
 // Copies all elements of `from` to `to`, a new tensor on another device with the same sizes and dtype. Both are

@@ -101,8 +101,8 @@ bool is_common_index_put(const IValue* args) {
 
 // Whether torch's CPU kernel implements the op as a copy of `self` to itself, which skips the overlap check.
 bool is_copied(const OpEntry& op, const at::Tensor& self) {
-  if (op.has(ir::kFactKeepsIntegers)) return c10::isIntegralType(self.scalar_type(), true);
-  return op.has(ir::kFactKeepsReals) && !self.is_complex();
+  if (op.has(ir::kFactNoopForIntegers)) return c10::isIntegralType(self.scalar_type(), true);
+  return op.has(ir::kFactNoopForReals) && !self.is_complex();
 }
 
 }  // namespace
@@ -115,7 +115,7 @@ void check_in_place_call(const OpEntry& op, const IValue* args) {
   const at::Tensor& self = args[0].toTensor();
   const OpEntry* functional = op.functional;
   const bool pointwise = op.desc->family == ir::Family::kPointwise && functional != nullptr;
-  if ((pointwise || op.fills) && !op.has(ir::kFactMayOverlap) && !self.is_non_overlapping_and_dense() &&
+  if ((pointwise || op.fills) && !op.has(ir::kFactSkipsOverlapCheck) && !self.is_non_overlapping_and_dense() &&
       !is_copied(op, self)) {
     at::assert_no_internal_overlap(self);
   }
@@ -129,7 +129,7 @@ void check_in_place_call(const OpEntry& op, const IValue* args) {
                 " dimensions.");
   }
   if (op.fills || (is_masked_fill(op) && is_common_masked_fill(args)) ||
-      (op.has(ir::kFactTakesHostIndices) && is_common_index_put(args))) {
+      (op.has(ir::kFactAcceptsCpuIndices) && is_common_index_put(args))) {
     return;
   }
   Inferred inferred;

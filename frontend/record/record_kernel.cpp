@@ -98,7 +98,7 @@ uint64_t check_operands(const OpEntry& op, IValue* args, c10::DeviceIndex device
       for (const IValue& item : items) {
         if (item.isNone()) continue;
         const at::Tensor& t = item.toTensor();
-        if (op.has(ir::kFactTakesHostIndices) && t.defined() && t.is_cpu()) {
+        if (op.has(ir::kFactAcceptsCpuIndices) && t.defined() && t.is_cpu()) {
           upload = true;
         } else {
           check_operand(op, arg, t, device);
@@ -178,11 +178,12 @@ void run_dynamic(const OpEntry& op, Stack& stack, size_t base, c10::DeviceIndex 
       storages.push_back(make_contiguous_tensor({0}, c10::ScalarType::Float, device).storage());
     }
   }
-  const auto words = Recorder::get(device).record_and_wait(*op.desc, args, storages, take_random(op, args, {}, device));
+  const auto result_words =
+      Recorder::get(device).record_and_wait(*op.desc, args, storages, take_random(op, args, {}, device));
   size_t next = 0;
   const auto word = [&] {
-    TORCH_CHECK(next < words.size(), "remote: the worker's reply to '", op.desc->name, "' is too short");
-    return words[next++];
+    TORCH_CHECK(next < result_words.size(), "remote: the worker's reply to '", op.desc->name, "' is too short");
+    return result_words[next++];
   };
   c10::SmallVector<IValue, 4> values;
   size_t tensor = 0;

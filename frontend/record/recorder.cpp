@@ -86,7 +86,7 @@ void Recorder::record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayR
       if (status.ok()) status = entered;
     }
     if (has_math_modes(op.family) && !runs_on_cpu(device())) {
-      const Status entered = enter_math(lock, own, math_modes(), &flushed);
+      const Status entered = enter_math_modes(lock, own, math_modes(), &flushed);
       if (status.ok()) status = entered;
     }
     // If sending failed, raise that error, not the follow-up errors of tensors that were lost with it.
@@ -125,14 +125,15 @@ Status Recorder::enter_pass(std::unique_lock<FastMutex>& lock, ThreadState& own,
   return status;
 }
 
-Status Recorder::enter_math(std::unique_lock<FastMutex>& lock, ThreadState& own, ir::MathModes math, bool* flushed) {
+Status Recorder::enter_math_modes(std::unique_lock<FastMutex>& lock, ThreadState& own, ir::MathModes math_modes,
+                                  bool* flushed) {
   Status status;
-  if (own.math_in_trace && math != own.math) {
+  if (own.math_modes_in_trace && math_modes != own.math_modes) {
     status = sender_.send(lock, own, {"math modes"});
     *flushed = true;
   }
-  own.math = math;
-  own.math_in_trace = true;
+  own.math_modes = math_modes;
+  own.math_modes_in_trace = true;
   return status;
 }
 
@@ -174,13 +175,13 @@ std::vector<int64_t> Recorder::record_and_wait(const ir::OpDesc& op, const c10::
   records_.fetch_add(1, std::memory_order_relaxed);
   report_flushes();
   check(status);
-  std::vector<int64_t> words;
+  std::vector<int64_t> result_words;
   remote::OpError error;
   const WaitSpan span("dynamic", source);
-  status = client(device()).wait_results(ticket, &words, keep_waiting, &error);
+  status = client(device()).wait_results(ticket, &result_words, keep_waiting, &error);
   if (!error.status.ok()) raise_observed(device(), error);
   check(status);
-  return words;
+  return result_words;
 }
 
 bool Recorder::run(RunnableGraph& graph, std::span<const int64_t> params, std::span<RemoteStorage* const> inputs,
@@ -198,7 +199,7 @@ bool Recorder::run(RunnableGraph& graph, std::span<const int64_t> params, std::s
         if (!status.ok() || !traces().others_record(own)) break;
         status = sender_.send_others_of(lock, &own, storage, /*writes=*/true, {"another thread"}, &flushed);
       }
-      if (!runs_on_cpu(device())) own.math = math_modes();
+      if (!runs_on_cpu(device())) own.math_modes = math_modes();
       own.determinism = determinism();  // the trace is empty here
       for (const RemoteStorage* storage : inputs) lost = lost || traces().is_lost(storage);
       if (status.ok() && !lost) status = sender_.run(own, graph, params, inputs, results);
@@ -272,7 +273,7 @@ void Recorder::print_unreported() noexcept try {
   remote::OpError error;
   (void)worker->synchronize(keep_waiting, &error);
   if (error.status.ok()) return;
-  const uint64_t count = 1 + error.more.size() + error.not_listed;
+  const uint64_t count = 1 + error.more_errors.size() + error.omitted_errors;
   std::fprintf(stderr,
                "remote: %llu op%s failed on the worker, and nothing that was read has told of %s "
                "(torch.remote.synchronize() raises it):\n%s\n",

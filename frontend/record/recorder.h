@@ -35,7 +35,7 @@ class Recorder {
   void record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayRef<at::Tensor> results,
               c10::ArrayRef<uint32_t> list_lengths, std::optional<RandomState> random);
 
-  // Records an op whose result shapes depend on data, and waits for it. Returns RunReply's words. `results` are
+  // Records an op whose result shapes depend on data, and waits for it. Returns RunReply.result_words. `results` are
   // storages without sizes, which the caller then sets.
   std::vector<int64_t> record_and_wait(const ir::OpDesc& op, const c10::IValue* args,
                                        c10::ArrayRef<c10::Storage> results, std::optional<RandomState> random);
@@ -82,7 +82,7 @@ class Recorder {
   Status enter_pass(std::unique_lock<FastMutex>& lock, ThreadState& own, Pass pass, bool* flushed);
   // Called before an op that depends on math modes (TF32, deterministic cuDNN). Sends a trace that has such an op under
   // other modes.
-  Status enter_math(std::unique_lock<FastMutex>& lock, ThreadState& own, ir::MathModes math, bool* flushed);
+  Status enter_math_modes(std::unique_lock<FastMutex>& lock, ThreadState& own, ir::MathModes math_modes, bool* flushed);
   // Called if torch.use_deterministic_algorithms changed since the thread's last record. Sends the records before.
   [[gnu::cold, gnu::noinline]] Status enter_determinism(std::unique_lock<FastMutex>& lock, ThreadState& own,
                                                         ir::MathModes determinism, bool* flushed);

@@ -81,10 +81,10 @@ std::array<uint64_t, 3> call_function(c10::DeviceIndex device, std::span<const s
   }
   report_flushes();
   check(status);
-  uint64_t ticket = 0, base = 0;
+  uint64_t ticket = 0, first_result_id = 0;
   remote::Client& worker = client(device);
-  check(worker.call(request, inputs, &ticket, &base));
-  return {worker.session(), ticket, base};
+  check(worker.call_function(request, inputs, &ticket, &first_result_id));
+  return {worker.session(), ticket, first_result_id};
 }
 
 }  // namespace torch_remote::frontend

@@ -10,13 +10,14 @@
 
 #include "frontend/device/fast_mutex.h"
 #include "frontend/record/trace_encoder.h"
-#include "ir/cuts.h"
+#include "ir/cost/cuts.h"
 #include "ir/math_modes.h"
 
 namespace torch_remote::frontend {
 
-// kUnknown differs from the pass of every record, so the next record calls Recorder::enter_pass. A profile thus learns
-// when a trace begins, at no cost for other records.
+// The pass of a record. While a profile is recorded, ThreadState::pass is kUnknown after a trace was sent. The first
+// record of the next trace therefore calls Recorder::enter_pass, which notes when that trace began. Other records need
+// no check for this.
 enum class Pass : uint8_t { kForward, kBackward, kUnknown };
 
 // The recording state of one thread on one device. Guarded by ThreadTraces::mutex().
@@ -27,15 +28,15 @@ struct ThreadState {
   uint64_t thread = 0;  // the thread; 0 if it has ended
   TraceEncoder encoder;
   ir::Cuts cuts;
-  Pass pass = Pass::kForward;       // pass of the last record, or kUnknown
-  Pass last_pass = Pass::kForward;  // pass of the last record
-  uint64_t trace_began = 0;         // ns, for a profile; 0: unknown
-  uint32_t trace_thread = 0;        // profile's number of the thread that recorded the first op
-  ir::MathModes math = 0;           // modes of the last matmul, convolution or attention
-  bool math_in_trace = false;       // and that op has not been sent
-  ir::MathModes determinism = 0;    // kDeterministic and kDeterministicWarnOnly of all records of the trace
-  uint64_t first;                   // number of the thread's first record
-  uint64_t sent;                    // number of the trace's first record; earlier ones were sent or dropped
+  Pass pass = Pass::kForward;        // pass of the last record, or kUnknown
+  Pass last_pass = Pass::kForward;   // pass of the last record
+  uint64_t trace_began = 0;          // ns, for a profile; 0: unknown
+  uint32_t trace_thread = 0;         // profile's number of the thread that recorded the first op
+  ir::MathModes math_modes = 0;      // modes of the last op that they affect (has_math_modes in recorder.cpp)
+  bool math_modes_in_trace = false;  // the trace has such an op
+  ir::MathModes determinism = 0;     // kDeterministic and kDeterministicWarnOnly of all records of the trace
+  uint64_t first;                    // number of the thread's first record
+  uint64_t sent;                     // number of the trace's first record; earlier ones were sent or dropped
 
   bool empty() const { return encoder.trace().empty(); }
   // Drops the trace, which will never run. The tensors that it would have created are lost.

@@ -273,7 +273,7 @@ void TraceEncoder::encode_structural(const ir::ArgDesc& arg, const c10::IValue& 
 void TraceEncoder::encode(const ir::OpDesc& op, const c10::IValue* args, std::optional<RandomState> random) {
   for (const ir::ArgDesc& arg : op.args) {
     switch (arg.role) {
-      case ir::ArgRole::kIgnored:
+      case ir::ArgRole::kClientOnly:
         break;
       case ir::ArgRole::kRandom:
         TORCH_INTERNAL_ASSERT(random.has_value());

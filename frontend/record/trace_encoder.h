@@ -77,7 +77,7 @@ class TraceEncoder {
 
   // Whether the storage is a buffer of the trace.
   bool contains(const RemoteStorage* storage) const { return find_buffer(storage) != kNone; }
-  // Whether a record of another thread that reads the storage, or writes it (`writes`), must run after this trace.
+  // Whether this trace must run before another thread's record that uses the storage. `writes`: that record writes it.
   bool must_precede(const RemoteStorage* storage, bool writes) const {
     const uint32_t buffer = find_buffer(storage);
     return buffer != kNone && (writes || trace_.buffers[buffer].fresh || trace_.buffers[buffer].written);

@@ -141,18 +141,18 @@ Status TraceSender::send(std::unique_lock<FastMutex>& lock, ThreadState& state, 
     for (const ir::TraceRecord& record : trace.records) ops.push_back(trace.code[record.code]);
   }
   if (capture_.is_on_locked()) capture_.add({trace, trace.survivors(), nullptr});
-  trace.math = state.math | state.determinism;
+  trace.math_modes = state.math_modes | state.determinism;
   trace.deterministic = state.determinism != 0;
-  state.math_in_trace = false;
+  state.math_modes_in_trace = false;
   remote::FlushInfo info;
-  uint64_t base = 0;
+  uint64_t first_result_id = 0;
   const uint64_t started = remote::monotonic_ns();
   if (status.ok()) {
     remote::Client* worker = existing_client(device_);
-    status = worker != nullptr ? worker->flush(trace, &base, &info, ticket) : worker_ended();
+    status = worker != nullptr ? worker->flush(trace, &first_result_id, &info, ticket) : worker_ended();
   }
   state.encoder.clear();
-  assign_buffer_ids(survivors_, status.ok(), base);
+  assign_buffer_ids(survivors_, status.ok(), first_result_id);
   if (!status.ok()) return status;
   note_flush({info, reason.name, last, remote::monotonic_ns() - started});
   if (EventLog::on()) log_flush(state, reason.name, info, line.code != 0 ? line : last, started, first_record);
@@ -164,9 +164,9 @@ Status TraceSender::send(std::unique_lock<FastMutex>& lock, ThreadState& state, 
   return {};
 }
 
-void TraceSender::assign_buffer_ids(std::span<RemoteStorage* const> made, bool sent, uint64_t base) const {
+void TraceSender::assign_buffer_ids(std::span<RemoteStorage* const> made, bool sent, uint64_t first_result_id) const {
   for (size_t i = 0; i < made.size(); ++i) {
-    made[i]->id = sent ? base + i : RemoteStorage::kLost;
+    made[i]->id = sent ? first_result_id + i : RemoteStorage::kLost;
     made[i]->session = traces_.session();
   }
 }
@@ -194,11 +194,12 @@ Status TraceSender::run(ThreadState& own, RunnableGraph& graph, std::span<const 
   graph.inputs.clear();
   for (const RemoteStorage* storage : inputs) graph.inputs.push_back(storage->id);
   remote::FlushInfo info;
-  uint64_t base = 0;
-  status = worker->run(loaded.program,
-                       {params, graph.inputs, results.size(), static_cast<ir::MathModes>(own.math | own.determinism)},
-                       &base, &info);
-  assign_buffer_ids(results, status.ok(), base);
+  uint64_t first_result_id = 0;
+  status =
+      worker->run(loaded.program,
+                  {params, graph.inputs, results.size(), static_cast<ir::MathModes>(own.math_modes | own.determinism)},
+                  &first_result_id, &info);
+  assign_buffer_ids(results, status.ok(), first_result_id);
   if (!status) return status;
   const ir::SourceRef last = graph.sources.empty() ? ir::SourceRef() : graph.sources.back();
   note_flush({info, "compiled graph", last, remote::monotonic_ns() - started});

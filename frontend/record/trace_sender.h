@@ -40,7 +40,7 @@ struct RunnableGraph {
 struct FlushReason {
   const char* name;
   bool waits = false;    // user code waits for it
-  bool planned = false;  // a planned cut within a stretch (ir/cuts.h)
+  bool planned = false;  // a planned cut within a stretch (ir/cost/cuts.h)
 };
 
 // Sends the traces of one device to its worker. Owns the traces, and what watches the runs that are sent.
@@ -91,8 +91,9 @@ class TraceSender {
 
  private:
   [[gnu::cold, gnu::noinline]] ThreadState& find_own(std::unique_lock<FastMutex>& lock, Status* status);
-  // Assigns buffer ids to the storages that a run creates: consecutive ones from `base`, or kLost if it was not sent.
-  void assign_buffer_ids(std::span<RemoteStorage* const> made, bool sent, uint64_t base) const;
+  // Assigns buffer ids to the storages that a run creates: consecutive ones from `first_result_id`, or kLost if it was
+  // not sent.
+  void assign_buffer_ids(std::span<RemoteStorage* const> made, bool sent, uint64_t first_result_id) const;
   void log_flush(ThreadState& state, const char* reason, const remote::FlushInfo& info, const ir::SourceRef& line,
                  uint64_t started, uint64_t first_record) const;
 

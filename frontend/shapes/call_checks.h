@@ -4,17 +4,17 @@
 
 #include "frontend/shapes/op_entry.h"
 
-// Checks of arguments and metadata that torch's kernels make, but neither a shape rule nor torch's meta function does.
-// Without them such a call would fail on the worker, and the error would be raised only at the next sync. The file
-// ir/ops/call_checks.toml maps ops to checks. Messages and types of errors are those of torch's CPU kernels. The worker
-// finds errors that depend on data.
+// Checks of arguments and metadata that torch's kernels make, but neither a shape function nor torch's meta function
+// does. Without them such a call would fail on the worker, and the error would be raised only at the next sync. The
+// file ir/ops/call_checks.toml maps ops to checks. Messages and types of errors are those of torch's CPU kernels. The
+// worker finds errors that depend on data.
 namespace torch_remote::frontend {
 
 enum class CheckWhen : uint8_t {
   kAlways,
-  // only if neither the op's shape rule nor a fast path of in_place.cpp accepts the call; rule and fast paths decline
+  // only if neither the op's shape function nor a fast path of in_place.cpp accepts the call; both decline
   // invalid calls
-  kUnlessRuled,
+  kWithoutShapeFunction,
 };
 
 struct CallCheckRow {

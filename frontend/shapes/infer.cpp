@@ -112,10 +112,10 @@ void take_results(const OpEntry& op, const IValue* args, const torch::jit::Stack
     }
     if (!operands.empty()) broadcast_result(operands, out.results[0], op.has(ir::kFactWrapsNumber));
   }
-  if (op.desc->layout_of < 0 || out.results[0].state != ResultMeta::State::kDefined) return;
+  if (op.desc->memory_format_from < 0 || out.results[0].state != ResultMeta::State::kDefined) return;
   const ResultMeta result = std::move(out.results[0]);
   Inferred laid_out;
-  laid_out.add(result.sizes, args[op.desc->layout_of].toTensor().suggest_memory_format(), result.dtype);
+  laid_out.add(result.sizes, args[op.desc->memory_format_from].toTensor().suggest_memory_format(), result.dtype);
   out.results[0] = std::move(laid_out.results[0]);
 }
 
@@ -246,7 +246,7 @@ OpEntry::OpEntry(c10::OperatorHandle operator_handle, const ir::OpDesc* op_desc)
   rule = find_shape_rule(desc->shape_function);
   refused_dtypes = find_refused_dtypes(desc->name);
   if (const CallCheckRow* row = find_call_check(*desc)) {
-    (row->when == CheckWhen::kAlways ? check : check_unruled) = row->check;
+    (row->when == CheckWhen::kAlways ? check : check_without_shape_function) = row->check;
   }
   structured = find_custom_meta(desc->opcode);
   if (structured == nullptr) structured = find_structured_meta(handle.operator_name());
@@ -315,14 +315,14 @@ bool infer_singly(const OpEntry& op, const IValue* args, Inferred& out) {
 // elements.
 static bool calls_structured(const OpEntry& op, const IValue* args) {
   if (op.structured == nullptr) return false;
-  if (!op.has(ir::kFactMetaNeedsElements)) return true;
+  if (!op.has(ir::kFactMetaWrongIfEmpty)) return true;
   return std::none_of(args, args + op.arg_count,
                       [](const IValue& arg) { return arg.isTensor() && arg.toTensor().numel() == 0; });
 }
 
 Tier infer(const OpEntry& op, const IValue* args, Inferred& out) {
   if (op.dynamic && (op.size_argument < 0 || args[op.size_argument].isNone())) return Tier::kDynamic;
-  if (op.has(ir::kFactTakesHostIndices) && op.desc->results.size() == 1 && op.desc->results[0].alias < 0 &&
+  if (op.has(ir::kFactAcceptsCpuIndices) && op.desc->results.size() == 1 && op.desc->results[0].alias < 0 &&
       op.desc->args.size() == 2 && has_bool_index(args[1])) {
     return Tier::kDynamic;  // an index with a mask
   }
@@ -331,7 +331,7 @@ Tier infer(const OpEntry& op, const IValue* args, Inferred& out) {
     out.results.clear();
     out.list_lengths.clear();
   }
-  if (op.check_unruled != nullptr) op.check_unruled(op, args);
+  if (op.check_without_shape_function != nullptr) op.check_without_shape_function(op, args);
   if (op.per_tensor_op != nullptr && infer_singly(op, args, out)) return Tier::kRule;
   torch::jit::Stack stack;
   if (calls_structured(op, args)) {
@@ -397,7 +397,7 @@ void append_aliasing(std::string& key, const IValue* args, uint32_t count) {
 }  // namespace
 
 bool check_mutation(const OpEntry& op, const IValue* args) {
-  if (op.check_unruled != nullptr) op.check_unruled(op, args);
+  if (op.check_without_shape_function != nullptr) op.check_without_shape_function(op, args);
   std::string key;
   bool memorable = true;
   for (size_t i = 0; i < op.arg_count && memorable; ++i) memorable = append_value(key, args[i]);

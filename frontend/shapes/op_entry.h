@@ -52,7 +52,7 @@ struct OpEntry {
   ShapeRuleFunction rule = nullptr;
   CallCheck check = nullptr;  // for every call
   // for calls that no rule or fast path accepts; rules and fast paths decline invalid calls
-  CallCheck check_unruled = nullptr;
+  CallCheck check_without_shape_function = nullptr;
   const c10::KernelFunction* structured = nullptr;
   const OpEntry* functional = nullptr;     // for an in-place or out overload: the op to infer with
   const OpEntry* per_tensor_op = nullptr;  // for a multi-tensor op: the op that CPU calls for each tensor

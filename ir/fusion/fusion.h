@@ -151,7 +151,7 @@ struct KernelForm {
 // computes the node. `checks_divisors`: the kernel reports an integer division by zero; compiled code does not.
 bool find_form(const Graph& graph, const Node& node, uint32_t item, KernelForm* form, bool checks_divisors = false);
 
-// Maximum number of rows of a matmul in a GroupKind::kMatmulEpilogue. With more rows, libraries are faster than our
+// Maximum number of rows of a matmul in a GroupKind::kMatmul. With more rows, libraries are faster than our
 // loops.
 inline constexpr int64_t kMaxMatmulRows = 48;
 // From this number of multiplications on, a worker may prefer a library for a matmul. It is computed with the sizes of

@@ -197,7 +197,7 @@ class PartialSection {
       section_.buffers.push_back(view.buffer);
       section_.graph.buffers.push_back(graph.buffers[view.buffer]);
       section_.graph.buffers.back().nbytes = kNoSym;
-      section_.graph.buffers.back().reuses = kNoBuffer;
+      section_.graph.buffers.back().may_reuse = kNoBuffer;
     }
     view.buffer = buffer->second;
     if (view.dynamic) {
@@ -552,7 +552,7 @@ class PartialSection {
   // them.
   void discard_results(const Node& node, bool* once) {
     for_each_access(node, [&](uint32_t v, Access access) {
-      if (access == Access::kCreates) section_.graph.buffers[view(v).buffer].in_group = true;
+      if (access == Access::kCreates) section_.graph.buffers[view(v).buffer].group_local = true;
       *once &= access == Access::kReads || access == Access::kCreates;
     });
   }

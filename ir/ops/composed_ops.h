@@ -11,7 +11,7 @@
 namespace torch_remote::ir {
 
 // The translation of a node of an FX graph.
-enum class ComposedAs : uint8_t {
+enum class ComposedKind : uint8_t {
   kNothing,  // cannot be in a program
   kRecord,   // a node of the same op, although eager mode does not record it as such
   kEmpty,    // new memory
@@ -31,7 +31,7 @@ struct ComposedArgument {
 struct ComposedOp {
   std::string_view name;       // schema name
   bool implemented_by_client;  // the client implements it, or torch composes it of ops that the client implements
-  ComposedAs as;
+  ComposedKind kind;
   Opcode op;  // op of the table; kInvalidOpcode if there is none
   std::span<const ComposedArgument> arguments;
   std::string_view zero_argument;  // an argument that must be 0; empty if there is none

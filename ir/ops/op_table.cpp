@@ -108,7 +108,7 @@ Opcode register_opaque(std::string_view name, std::span<const OpaqueArg> args, s
   desc.opcode = opcode;
   desc.functional = opcode;
   desc.per_tensor_op = kInvalidOpcode;
-  desc.layout_of = -1;
+  desc.memory_format_from = -1;
   desc.args = op.args;
   desc.results = op.results;
   table.by_name.emplace(desc.name, opcode);
@@ -135,7 +135,7 @@ ArgRole default_role(ArgKind kind) {
     case ArgKind::kLayout:
     case ArgKind::kDevice:
     case ArgKind::kUnsupported:
-      return ArgRole::kIgnored;
+      return ArgRole::kClientOnly;
     default:
       return ArgRole::kValue;
   }
@@ -163,7 +163,7 @@ bool writes_by_strides(const OpDesc& desc) {
     case Family::kMultiTensor:  // the other multi-tensor ops are fused optimizers
       return desc.facts & kFactPerTensor;
     default:
-      return desc.facts & kFactMayOverlap;
+      return desc.facts & kFactSkipsOverlapCheck;
   }
 }
 

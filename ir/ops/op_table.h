@@ -75,7 +75,7 @@ enum class ArgRole : uint8_t {
   kStructural,  // goes into the key: reduction dims, keepdim, permutation, dtype, training flag
   kValue,       // a run-time parameter: sizes, slice bounds, scalars, p, eps
   kRandom,      // a generator: two parameters, Philox seed and offset
-  kIgnored,     // layout, device, pin_memory: decided when the record is made
+  kClientOnly,  // layout, device, pin_memory: decided when the record is made
 };
 
 struct ArgDesc {
@@ -104,20 +104,20 @@ enum OpFlags : uint32_t {
   kOpPure = 1u << 5,            // no writes, not random: may be merged (cse) and dropped (dce)
   kOpHiddenMutation = 1u << 6,  // writes what the schema does not annotate
   kOpCommutative = 1u << 7,     // the first two operands may be exchanged
-  kOpReusesFirst = 1u << 8,     // its result may take over the first operand's memory, which makes the op faster
+  kOpMayReuseFirst = 1u << 8,   // its result may take over the first operand's memory, which makes the op faster
 };
 
 // Facts about an op that the recorder needs.
 enum OpFacts : uint32_t {
   kFactAcceptsCpuScalars = 1u << 0,  // a 0-dim CPU tensor may stand for an operand
-  kFactTakesHostIndices = 1u << 1,   // its index tensors may be on the CPU; they are uploaded
+  kFactAcceptsCpuIndices = 1u << 1,  // its index tensors may be on the CPU; they are uploaded
   kFactWrapsNumber = 1u << 2,        // elementwise, and torch makes its number an operand of rank 0
-  kFactMayOverlap = 1u << 3,         // in place, and may write an element twice: overlap is not checked
+  kFactSkipsOverlapCheck = 1u << 3,  // in place, and may write an element twice: overlap is not checked
   kFactResizesSelf = 1u << 4,        // in place, and gives `self` the size of its functional overload's result
   kFactPerTensor = 1u << 5,          // multi-tensor, and CPU may process each tensor separately: see `per_tensor_op`
-  kFactKeepsIntegers = 1u << 6,      // in place; CPU leaves integers unchanged and checks nothing
-  kFactKeepsReals = 1u << 7,         // in place; CPU leaves real numbers unchanged and checks nothing
-  kFactMetaNeedsElements = 1u << 8,  // torch's structured meta is wrong for operands without elements
+  kFactNoopForIntegers = 1u << 6,    // in place; CPU leaves integers unchanged and checks nothing
+  kFactNoopForReals = 1u << 7,       // in place; CPU leaves real numbers unchanged and checks nothing
+  kFactMetaWrongIfEmpty = 1u << 8,   // torch's structured meta is wrong for operands without elements
   kFactCpuOnly = 1u << 9,       // torch has a kernel for CPUs only; other devices, like CUDA, compose it of other ops
   kFactInCallOrder = 1u << 10,  // all ranks execute such ops in the order of the calls, whichever threads make them
 };
@@ -236,7 +236,7 @@ struct OpDesc {
   Opcode per_tensor_op;
   // The argument whose memory format CPU's kernel gives to the first result, although torch's meta function gives
   // another. -1: the meta function is right.
-  int8_t layout_of;
+  int8_t memory_format_from;
   std::span<const ArgDesc> args;
   std::span<const ResultDesc> results;
   // The formula of one element of the result, in the notation of docs/operators.md; empty if there is none. Only

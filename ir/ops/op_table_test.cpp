@@ -98,28 +98,28 @@ TEST(OpTable, WhatIsInTheKey) {
   EXPECT_EQ(arg(ops::aten_slice_backward, "start").role, ArgRole::kValue);
   EXPECT_EQ(arg(ops::aten_topk, "k").role, ArgRole::kValue);
   EXPECT_EQ(arg(ops::aten_native_layer_norm, "normalized_shape").role, ArgRole::kValue);
-  EXPECT_EQ(arg(ops::aten_copy_, "non_blocking").role, ArgRole::kIgnored);
+  EXPECT_EQ(arg(ops::aten_copy_, "non_blocking").role, ArgRole::kClientOnly);
 }
 
 TEST(OpTable, WhatTheRecorderMustKnow) {
   const auto has = [](Opcode opcode, OpFacts fact) { return (op_desc(opcode).facts & fact) != 0; };
   EXPECT_TRUE(has(ops::aten_mul_Tensor, kFactAcceptsCpuScalars));
   EXPECT_FALSE(has(ops::aten_mm, kFactAcceptsCpuScalars));
-  EXPECT_TRUE(has(ops::aten_index_put_, kFactTakesHostIndices));
-  EXPECT_FALSE(has(ops::aten_index_select, kFactTakesHostIndices));
+  EXPECT_TRUE(has(ops::aten_index_put_, kFactAcceptsCpuIndices));
+  EXPECT_FALSE(has(ops::aten_index_select, kFactAcceptsCpuIndices));
   EXPECT_TRUE(has(ops::aten_add_Scalar, kFactWrapsNumber));
   EXPECT_FALSE(has(ops::aten_lerp_Scalar, kFactWrapsNumber));
-  EXPECT_TRUE(has(ops::aten_fill__Scalar, kFactMayOverlap));
-  EXPECT_FALSE(has(ops::aten_fill__Tensor, kFactMayOverlap));
+  EXPECT_TRUE(has(ops::aten_fill__Scalar, kFactSkipsOverlapCheck));
+  EXPECT_FALSE(has(ops::aten_fill__Tensor, kFactSkipsOverlapCheck));
   EXPECT_TRUE(has(ops::aten_addbmm_, kFactResizesSelf));
   EXPECT_FALSE(has(ops::aten_addbmm, kFactResizesSelf));
-  EXPECT_TRUE(has(ops::aten_nan_to_num_, kFactKeepsIntegers));
-  EXPECT_TRUE(has(ops::aten_conj_physical_, kFactKeepsReals));
-  EXPECT_TRUE(has(ops::aten_index_add_, kFactMetaNeedsElements));
+  EXPECT_TRUE(has(ops::aten_nan_to_num_, kFactNoopForIntegers));
+  EXPECT_TRUE(has(ops::aten_conj_physical_, kFactNoopForReals));
+  EXPECT_TRUE(has(ops::aten_index_add_, kFactMetaWrongIfEmpty));
   EXPECT_TRUE(has(ops::aten_ldexp_, kFactCpuOnly));
   EXPECT_FALSE(has(ops::aten_hypot_, kFactCpuOnly));
-  EXPECT_EQ(op_desc(ops::aten_replication_pad2d_backward).layout_of, 1);
-  EXPECT_EQ(op_desc(ops::aten_replication_pad1d).layout_of, -1);
+  EXPECT_EQ(op_desc(ops::aten_replication_pad2d_backward).memory_format_from, 1);
+  EXPECT_EQ(op_desc(ops::aten_replication_pad1d).memory_format_from, -1);
 }
 
 TEST(OpTable, WhatCpuCallsForEachTensor) {
@@ -198,8 +198,8 @@ TEST(ComposedOps, AreFoundByName) {
   EXPECT_EQ(find_composed(""), nullptr);
   for (const ComposedOp& op : composed_ops()) EXPECT_EQ(find_composed(op.name), &op);
   EXPECT_TRUE(find_composed("aten::view")->implemented_by_client);
-  EXPECT_EQ(find_composed("aten::view")->as, ComposedAs::kNothing);
-  EXPECT_EQ(find_composed("aten::copy_")->as, ComposedAs::kRecord);
+  EXPECT_EQ(find_composed("aten::view")->kind, ComposedKind::kNothing);
+  EXPECT_EQ(find_composed("aten::copy_")->kind, ComposedKind::kRecord);
   const ComposedOp* rand = find_composed("aten::rand");
   EXPECT_FALSE(rand->implemented_by_client);
   EXPECT_EQ(rand->op, ops::aten_uniform_);
@@ -244,7 +244,7 @@ TEST(OpaqueOps, RolesByKind) {
   EXPECT_EQ(default_role(ArgKind::kDType), ArgRole::kStructural);
   EXPECT_EQ(default_role(ArgKind::kOptionalString), ArgRole::kStructural);
   EXPECT_EQ(default_role(ArgKind::kGenerator), ArgRole::kRandom);
-  EXPECT_EQ(default_role(ArgKind::kDevice), ArgRole::kIgnored);
+  EXPECT_EQ(default_role(ArgKind::kDevice), ArgRole::kClientOnly);
   EXPECT_EQ(default_role(ArgKind::kIntList), ArgRole::kValue);
   EXPECT_EQ(default_role(ArgKind::kScalarList), ArgRole::kValue);
 }

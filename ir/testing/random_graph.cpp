@@ -126,7 +126,7 @@ class GraphMaker {
     permute_views();
     lifetimes();
     groups();
-    sources();
+    source_lines();
     return std::move(graph_);
   }
 
@@ -224,7 +224,7 @@ class GraphMaker {
 
   Arg argument(const ArgDesc& desc) {
     Arg arg;
-    if (desc.role == ArgRole::kIgnored || (is_optional(desc.kind) && chance(rng_, 40))) return arg;
+    if (desc.role == ArgRole::kClientOnly || (is_optional(desc.kind) && chance(rng_, 40))) return arg;
     const bool structural = desc.role == ArgRole::kStructural;
     switch (desc.kind) {
       case ArgKind::kTensor:
@@ -296,7 +296,7 @@ class GraphMaker {
   void node(bool dynamic) {
     Node node;
     node.opcode = pick(rng_, all_ops());
-    node.source = chance(rng_, 70) ? static_cast<uint32_t>(graph_.nodes.size()) : below(rng_, 40);
+    node.record = chance(rng_, 70) ? static_cast<uint32_t>(graph_.nodes.size()) : below(rng_, 40);
     const OpDesc& desc = op_desc(node.opcode);
     for (const ArgDesc& arg : desc.args) node.args.push_back(argument(arg));
     made_.clear();
@@ -345,7 +345,7 @@ class GraphMaker {
     for (uint32_t i = 0; i < nodes; ++i) {
       if (chance(rng_, 50)) continue;
       Group group{i, std::min(nodes - 1, i + below(rng_, 4)), static_cast<GroupKind>(below(rng_, kGroupKinds)),
-                  static_cast<uint8_t>(below(rng_, kGroupHints + 1))};
+                  static_cast<uint8_t>(below(rng_, kGroupProperties + 1))};
       for (; i <= group.last; ++i) group_of[i] = static_cast<uint32_t>(graph_.groups.size());
       i = group.last;
       graph_.groups.push_back(group);
@@ -359,11 +359,11 @@ class GraphMaker {
       Buffer& buffer = graph_.buffers[b];
       const bool one = !users[b].empty() && users[b][0] != kNoNode &&
                        std::ranges::all_of(users[b], [&](uint32_t user) { return user == users[b][0]; });
-      buffer.in_group = one && buffer.kind == BufferKind::kFresh && !buffer.survives && chance(rng_, 70);
+      buffer.group_local = one && buffer.kind == BufferKind::kFresh && !buffer.survives && chance(rng_, 70);
     }
   }
 
-  // Marks some of the buffers that may be ssa, and makes a memory plan.
+  // Marks some of the buffers that may be written_once, and makes a memory plan.
   void lifetimes() {
     const size_t count = graph_.buffers.size();
     const std::vector<Lifetime> lives = find_lifetimes(graph_);
@@ -383,7 +383,7 @@ class GraphMaker {
     }
     for (size_t i = 0; i < count; ++i) {
       const bool fresh = graph_.buffers[i].kind == BufferKind::kFresh;
-      graph_.buffers[i].ssa = fresh && defined[i] && !spoiled[i] && chance(rng_, 70);
+      graph_.buffers[i].written_once = fresh && defined[i] && !spoiled[i] && chance(rng_, 70);
     }
     if (!options_.plan || chance(rng_, 60)) return;
     std::vector<bool> taken(count);
@@ -392,17 +392,17 @@ class GraphMaker {
         if (taken[source] || source == i || graph_.buffers[source].survives || lives[i].first == kNoNode) continue;
         if (lives[source].last != lives[i].first || lives[source].first == lives[i].first || chance(rng_, 50)) continue;
         if (!may_work_in_place(graph_, graph_.nodes[lives[i].first], source, i)) continue;
-        graph_.buffers[i].reuses = source;
+        graph_.buffers[i].may_reuse = source;
         taken[source] = true;
         break;
       }
     }
   }
 
-  void sources() {
+  void source_lines() {
     if (chance(rng_, 40)) return;
-    graph_.sources.resize(below(rng_, 40));
-    for (std::string& source : graph_.sources) {
+    graph_.source_lines.resize(below(rng_, 40));
+    for (std::string& source : graph_.source_lines) {
       if (chance(rng_, 70)) source = random_text(rng_);
     }
   }
@@ -566,7 +566,7 @@ class TraceMaker {
 
   Arg argument(const ArgDesc& desc) {
     Arg arg;
-    if (desc.role == ArgRole::kIgnored) return arg;
+    if (desc.role == ArgRole::kClientOnly) return arg;
     const bool structural = desc.role == ArgRole::kStructural;
     const ArgKind element = element_kind(desc.kind);
     switch (desc.kind) {
@@ -668,7 +668,7 @@ class TraceMaker {
       node.opcode = pick(rng_, all_ops());
     } while (!recordable(op_desc(node.opcode)));
     const OpDesc& desc = op_desc(node.opcode);
-    node.source = index;
+    node.record = index;
     trace_.begin_record(node.opcode, {});
     for (const ArgDesc& arg : desc.args) node.args.push_back(argument(arg));
     made_.clear();
@@ -692,7 +692,7 @@ class TraceMaker {
 
   static bool recordable(const OpDesc& desc) {
     return std::ranges::none_of(desc.args, [](const ArgDesc& arg) {
-      return arg.kind == ArgKind::kUnsupported && arg.role != ArgRole::kIgnored;
+      return arg.kind == ArgKind::kUnsupported && arg.role != ArgRole::kClientOnly;
     });
   }
 

@@ -59,7 +59,7 @@ class Interpreter {
 
   void allocate(uint32_t buffer, uint32_t node) {
     if (memory_[buffer] != nullptr) return;
-    const uint32_t source = graph_.buffers[buffer].reuses;
+    const uint32_t source = graph_.buffers[buffer].may_reuse;
     if (source != kNoBuffer && lifetimes_[buffer].first == node && memory_[source]->data.size() == nbytes(buffer)) {
       memory_[buffer] = memory_[source];
       return;
@@ -200,8 +200,8 @@ class Interpreter {
   // Every written element depends on every element that is read.
   void mix_all_elements(const Node& node) {
     Element all{identity(node), true};
-    ir::for_each_view(node, [&](uint32_t index, bool) {
-      if (is_result(node, index)) return;
+    ir::for_each_access(node, [&](uint32_t index, ir::Access access) {
+      if (access == ir::Access::kCreates) return;
       const View& view = graph_.views[index];
       const std::vector<int64_t> shape = sizes(view);
       for (int64_t i = 0; i < count(shape); ++i) {
@@ -220,20 +220,6 @@ class Interpreter {
         store(view, shape, i, {mix(mix(all.value, written), static_cast<uint64_t>(i)), all.defined});
       }
     });
-  }
-
-  static bool contains(const Arg& arg, uint32_t view) {
-    if (arg.tag == ArgTag::kView && arg.a == view) return true;
-    for (const Arg& item : arg.items) {
-      if (contains(item, view)) return true;
-    }
-    return false;
-  }
-  static bool is_result(const Node& node, uint32_t view) {
-    for (const Arg& result : node.results) {
-      if (contains(result, view)) return true;
-    }
-    return false;
   }
 
   const Graph& graph_;

@@ -139,14 +139,16 @@ class _SentCall:
         self, device: int, header: dict[str, Any], pickled: bytes, parts: Sequence[torch.Tensor], prints: bool
     ) -> None:
         self._device, self._prints = device, prints
-        self._session, self._ticket, self._base = _C.call(device, pickle.dumps((header, pickled)), list(parts))
+        self._session, self._ticket, self._first_result_id = _C.call_function(
+            device, pickle.dumps((header, pickled)), list(parts)
+        )
         self._ended = False
 
     def interrupt(self) -> None:
         """Makes the call end soon: interrupts it as Ctrl-C does, and kills its process if that does not help. Any
         thread may call this."""
         with contextlib.suppress(Exception):  # the worker may be gone
-            _C.end_call(self._device, self._session, self._ticket, False)
+            _C.cancel_function(self._device, self._session, self._ticket, False)
         last = threading.Timer(_PATIENCE, self._kill)
         last.daemon = True
         last.start()
@@ -154,7 +156,7 @@ class _SentCall:
     def _kill(self) -> None:
         with contextlib.suppress(Exception):
             if not self._ended:
-                _C.end_call(self._device, self._session, self._ticket, True)
+                _C.cancel_function(self._device, self._session, self._ticket, True)
 
     def wait(self, timeout: float | None) -> tuple[dict[str, Any], list[torch.Tensor]]:
         """Returns the answer and its tensors; those of changed arguments come last."""
@@ -172,7 +174,7 @@ class _SentCall:
         if len(kinds) != len(sizes):
             raise DamagedError(f"it has {len(sizes)} tensors, but describes {len(kinds)}")
         tensors = [
-            _C.result_tensor(self._device, self._base + i, size, shape, dtype_of(dtype))
+            _C.result_tensor(self._device, self._first_result_id + i, size, shape, dtype_of(dtype))
             for i, (size, (dtype, shape, _)) in enumerate(zip(sizes, kinds, strict=True))
         ]
         self._print(info)
@@ -187,7 +189,7 @@ class _SentCall:
     def _wait(self, deadline: float | None) -> tuple[bytes, list[int]] | None:
         seconds = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
         try:
-            answer = _C.wait_call(self._device, self._session, self._ticket, seconds)
+            answer = _C.wait_function(self._device, self._session, self._ticket, seconds)
         except KeyboardInterrupt:
             raise
         except Exception:  # the call has ended: the worker or the function's process failed
@@ -207,7 +209,7 @@ class _SentCall:
                     self._print(json.loads(answer[0]))
         finally:
             with contextlib.suppress(Exception):
-                _C.forget_call(self._device, self._session, self._ticket, self._base)
+                _C.drop_function_results(self._device, self._session, self._ticket, self._first_result_id)
 
 
 class _Differentiable(torch.autograd.Function):

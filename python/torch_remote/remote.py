@@ -249,7 +249,7 @@ def stats() -> dict[str, int]:
     ops_recorded: recorded ops. flushes: traces sent. programs_built: misses of the program cache. program_hits: hits.
     programs_dropped: programs dropped because there were too many. programs_kept: programs that exist now.
 
-    kernels_compiled: compiled kernels. groups_refused: groups of ops that no kernel supports. They run op by op;
+    kernels_compiled: compiled kernels. groups_without_kernel: groups of ops that no kernel supports. They run op by op;
     TORCH_REMOTE_WORKER_LOG=debug logs the reasons. client_fallbacks: ops that ran in this process instead.
 
     direct_copies, relayed_copies: copies between devices from worker to worker, and through this process;

@@ -171,7 +171,7 @@ Status CaptureReader::take(const Chunk& chunk, uint32_t type) {
         return unsupported("wire version", std::to_string(header.version), "version " + std::to_string(wire::kVersion));
       }
       const auto message = static_cast<wire::Type>(header.type);
-      if (type == static_cast<uint32_t>(ChunkType::kSent) || message == wire::Type::kProgress) {
+      if (type == static_cast<uint32_t>(ChunkType::kSent) || message == wire::Type::kAcknowledge) {
         chunks_.push_back({chunk, type});
       } else if (message == wire::Type::kRunReply || message == wire::Type::kReadReply ||
                  message == wire::Type::kSynchronizeReply) {
@@ -273,7 +273,7 @@ Status CaptureReader::next(std::optional<CaptureEvent>* event) {
       case wire::Type::kLoadProgram:
         status = load_program(chunk, &made);
         break;
-      case wire::Type::kUnload:
+      case wire::Type::kUnloadPrograms:
         status = unload(chunk);
         is_event = false;
         break;
@@ -292,8 +292,8 @@ Status CaptureReader::next(std::optional<CaptureEvent>* event) {
       case wire::Type::kSynchronize:
         status = synchronize(chunk, header.sequence, &made);
         break;
-      case wire::Type::kProgress:
-        status = progress(chunk, &made, &is_event);
+      case wire::Type::kAcknowledge:
+        status = acknowledge(chunk, &made, &is_event);
         break;
       default:  // hello messages and questions, which a replay does not need
         is_event = false;
@@ -328,7 +328,7 @@ Status CaptureReader::load_program(const Chunk& chunk, CaptureEvent* event) {
     if (!same_interface(graph, program->graph)) {
       return damaged(before.offset, "a graph from before the passes belongs to another program");
     }
-    program->graph.sources = graph.sources;
+    program->graph.source_lines = graph.source_lines;
     program->source = std::move(graph);
     source_graphs_.erase(source);
   }
@@ -340,7 +340,7 @@ Status CaptureReader::load_program(const Chunk& chunk, CaptureEvent* event) {
 }
 
 Status CaptureReader::unload(const Chunk& chunk) {
-  const auto* message = wire::verify<wire::Unload>(message_of(chunk.control));
+  const auto* message = wire::verify<wire::UnloadPrograms>(message_of(chunk.control));
   if (!message || !message->programs()) return damaged(chunk.offset, "a list of dropped programs is invalid");
   for (const uint32_t program : *message->programs()) programs_.erase(program);
   return {};
@@ -355,22 +355,22 @@ Status CaptureReader::run(const Chunk& chunk, uint64_t sequence, bool wants_repl
   }
   auto& [program, params, bindings] = state->second;
   RunEvent run;
-  if (message->afresh()) {
+  if (message->reset_delta()) {
     std::ranges::fill(params, 0);
     std::ranges::fill(bindings.ids, 0);
     bindings.relative.clear();
-    bindings.base = 0;
+    bindings.first_result_id = 0;
   }
   bool changed;
   Status status = decode_params(wire::bytes(message->params()), params, &changed);
-  if (status.ok()) status = decode_bindings(wire::bytes(message->bindings()), message->base(), bindings);
-  if (status.ok()) status = decode_frees(wire::bytes(message->frees()), &run.frees);
+  if (status.ok()) status = decode_bindings(wire::bytes(message->bindings()), message->first_result_id(), bindings);
+  if (status.ok()) status = decode_freed_ids(wire::bytes(message->freed_ids()), &run.freed_ids);
   if (!status) return damaged(chunk.offset, status.message());
   run.program = program;
   run.params = params;
   run.inputs = bindings.ids;
-  run.base = message->base();
-  run.math = message->math();
+  run.first_result_id = message->first_result_id();
+  run.math_modes = message->math_modes();
   run.wants_reply = wants_reply;
   const wire::RunReply* reply = nullptr;
   if (wants_reply) {
@@ -378,7 +378,7 @@ Status CaptureReader::run(const Chunk& chunk, uint64_t sequence, bool wants_repl
   }
   if (reply) {
     run.has_reply = true;
-    run.words = copied(reply->words());
+    run.result_words = copied(reply->result_words());
     run.error = captured(reply->error());
   }
   event->what = std::move(run);
@@ -425,7 +425,7 @@ Status CaptureReader::free(const Chunk& chunk, CaptureEvent* event) {
   const auto* message = wire::verify<wire::Free>(message_of(chunk.control));
   if (!message) return damaged(chunk.offset, "a list of buffers is invalid");
   FreeEvent free;
-  if (Status status = decode_frees(wire::bytes(message->frees()), &free.buffers); !status) {
+  if (Status status = decode_freed_ids(wire::bytes(message->freed_ids()), &free.buffers); !status) {
     return damaged(chunk.offset, status.message());
   }
   event->what = std::move(free);
@@ -446,8 +446,8 @@ Status CaptureReader::synchronize(const Chunk& chunk, uint64_t sequence, Capture
   return {};
 }
 
-Status CaptureReader::progress(const Chunk& chunk, CaptureEvent* event, bool* is_event) {
-  const auto* message = wire::verify<wire::Progress>(message_of(chunk.control));
+Status CaptureReader::acknowledge(const Chunk& chunk, CaptureEvent* event, bool* is_event) {
+  const auto* message = wire::verify<wire::Acknowledge>(message_of(chunk.control));
   if (!message) return damaged(chunk.offset, "an acknowledgement is invalid");
   const std::optional<CapturedError> error = captured(message->error());
   *is_event = error.has_value();

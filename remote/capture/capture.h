@@ -62,14 +62,14 @@ struct ProgramEvent {
 
 struct RunEvent {
   CapturedProgramPtr program;
-  std::vector<int64_t> params;   // all parameters
-  std::vector<uint64_t> inputs;  // buffer ids in the order of CapturedProgram::inputs
-  uint64_t base = 0;             // the survivors get the ids base, base + 1, ...
-  std::vector<uint64_t> frees;   // ids freed after the run
-  ir::MathModes math = 0;
+  std::vector<int64_t> params;      // all parameters
+  std::vector<uint64_t> inputs;     // buffer ids in the order of CapturedProgram::inputs
+  uint64_t first_result_id = 0;     // the survivors get the ids first_result_id, first_result_id + 1, ...
+  std::vector<uint64_t> freed_ids;  // ids freed after the run
+  ir::MathModes math_modes = 0;
   bool wants_reply = false;
   bool has_reply = false;              // whether the reply is in the capture
-  std::vector<int64_t> words;          // of the reply; see RunReply in remote/wire/wire.fbs
+  std::vector<int64_t> result_words;   // of the reply; see RunReply in remote/wire/wire.fbs
   std::optional<CapturedError> error;  // of the reply
 };
 
@@ -157,7 +157,7 @@ class CaptureReader {
   Status free(const Chunk& chunk, CaptureEvent* event);
   Status unload(const Chunk& chunk);
   Status synchronize(const Chunk& chunk, uint64_t sequence, CaptureEvent* event);
-  Status progress(const Chunk& chunk, CaptureEvent* event, bool* is_event);
+  Status acknowledge(const Chunk& chunk, CaptureEvent* event, bool* is_event);
   // Sets *message to the reply to a message, or to null if there is none.
   template <class Message>
   Status answer(uint64_t sequence, const Message** message, std::span<const std::byte>* attachment) const;

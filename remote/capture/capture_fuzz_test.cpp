@@ -1,5 +1,5 @@
 // Reads damaged captures with correct checksums, so that the damage reaches the code that decodes messages. Runs for
-// FUZZ_SECONDS if that is set, else over a fixed number of seeds.
+// FUZZ_SECONDS if that is set, else over a fixed number of seeds, from a random seed or TORCH_REMOTE_TEST_SEED on.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <random>
 
 #include "ir/testing/random_graph.h"
 #include "remote/capture/capture.h"
@@ -122,12 +123,16 @@ Status read_all(Bytes bytes) {
 TEST(CaptureFuzz, DamagedCapturesGiveErrors) {
   const char* const setting = std::getenv("FUZZ_SECONDS");
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(setting ? std::atoi(setting) : 0);
-  const auto more = [&](uint64_t seed) { return setting ? std::chrono::steady_clock::now() < end : seed <= 300; };
+  const char* const chosen = std::getenv("TORCH_REMOTE_TEST_SEED");
+  const uint64_t first = chosen ? std::strtoull(chosen, nullptr, 10) : uint64_t{std::random_device()()} << 20;
+  const auto more = [&](uint64_t seed) {
+    return setting ? std::chrono::steady_clock::now() < end : seed < first + 300;
+  };
   std::string name = testing::TempDir() + "capture_fuzz_XXXXXX";
   ASSERT_GE(mkstemp(name.data()), 0);
   size_t tried = 0, accepted = 0;
-  for (uint64_t seed = 1; more(seed) && !HasFailure(); ++seed) {
-    SCOPED_TRACE("seed " + std::to_string(seed));
+  for (uint64_t seed = first; more(seed) && !HasFailure(); ++seed) {
+    SCOPED_TRACE("again with TORCH_REMOTE_TEST_SEED=" + std::to_string(seed));
     Rng rng(seed);
     write_random_session(rng, name);
     const Bytes whole = contents(name);

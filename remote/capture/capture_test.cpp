@@ -60,7 +60,7 @@ class CaptureTest : public testing::Test {
     session.upload(2, bytes_of("12345678"));
     ir::Graph source = graph(kTwoInputs);
     ir::Graph program = source;
-    program.sources.clear();
+    program.source_lines.clear();
     session.load(1, &source, program);
     session.run(1, std::vector<int64_t>{2, 8}, std::vector<uint64_t>{1, 2}, 3);
     session.run(1, std::vector<int64_t>{2, 8}, std::vector<uint64_t>{1, 3}, 4);
@@ -133,8 +133,8 @@ TEST_F(CaptureTest, GivesBackWhatWasSent) {
     const auto& last = as<RunEvent>(all[5]);
     EXPECT_EQ(last.params, (std::vector<int64_t>{2, int64_t{1} << 60}));
     EXPECT_EQ(last.inputs, (std::vector<uint64_t>{1, 4}));
-    EXPECT_EQ(last.base, 5u);
-    EXPECT_EQ(last.frees, (std::vector<uint64_t>{1, 3}));
+    EXPECT_EQ(last.first_result_id, 5u);
+    EXPECT_EQ(last.freed_ids, (std::vector<uint64_t>{1, 3}));
     EXPECT_FALSE(last.wants_reply);
     EXPECT_EQ(as<RunEvent>(all[4]).inputs, (std::vector<uint64_t>{1, 3}));
     const auto& question = as<ReadEvent>(all[6]);

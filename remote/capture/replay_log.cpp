@@ -94,8 +94,8 @@ Status ReplayLog::append(const wire::Header& header, std::span<const uint8_t> co
     not_repeatable_ = not_repeatable_since_cut_ = "its programs could not be written to disk in '" + folder_ + "'";
     return Status::invalid(not_repeatable_);
   }
-  if (header.type == static_cast<uint8_t>(wire::Type::kUnload)) {
-    const auto* message = wire::verify<wire::Unload>(control);
+  if (header.type == static_cast<uint8_t>(wire::Type::kUnloadPrograms)) {
+    const auto* message = wire::verify<wire::UnloadPrograms>(control);
     std::vector<uint32_t>& dropped = cutting_ ? dropped_since_cut_ : dropped_;
     if (message != nullptr) dropped.insert(dropped.end(), message->programs()->begin(), message->programs()->end());
   }

@@ -31,14 +31,16 @@ constexpr std::chrono::milliseconds kBetweenAttempts{300};
 
 Type type_of(const wire::Header& header) { return static_cast<Type>(header.type); }
 // Whether the message is a reply whose order is that of the client's messages. Replies to calls come in any order.
-bool is_reply(Type type) { return type != Type::kProgress && type != Type::kProfilePart && type != Type::kCallReply; }
+bool is_reply(Type type) {
+  return type != Type::kAcknowledge && type != Type::kProfilePart && type != Type::kCallFunctionReply;
+}
 bool is_timeout(const Status& status) { return status.code() == ErrorCode::kTimeout; }
 
 // Whether a message has the same effect when it is sent again. We assume that unknown types do not.
 bool repeats(Type type) {
   switch (type) {
     case Type::kLoadProgram:
-    case Type::kUnload:
+    case Type::kUnloadPrograms:
     case Type::kRun:
     case Type::kUpload:
     case Type::kFree:
@@ -47,8 +49,8 @@ bool repeats(Type type) {
     case Type::kHasOp:
     case Type::kProfile:
     case Type::kMemory:
-    case Type::kMark:
-    case Type::kFile:
+    case Type::kRecordEvent:
+    case Type::kStatFile:
     case Type::kReadFile:
       return true;
     default:
@@ -72,14 +74,14 @@ class GenerationAttachment : public Attachment {
 // Describes what two workers must have in common to compute the same bits.
 std::string kind_of(const wire::HelloReply& hello) {
   const auto text = [](const flatbuffers::String* s) { return s != nullptr ? s->str() : std::string(); };
-  std::string kind =
-      text(hello.runners()) + ", on " + text(hello.processor()) + ", " + std::to_string(hello.cores()) + " cores";
+  std::string kind = text(hello.runner_description()) + ", on " + text(hello.processor()) + ", " +
+                     std::to_string(hello.cores()) + " cores";
   if (const wire::Capabilities* has = hello.capabilities()) {
     kind += ", kernels for";
     for (uint32_t i = 0; has->targets() != nullptr && i < has->targets()->size(); ++i) {
       kind += " " + has->targets()->Get(i)->str();
     }
-    kind += ", " + std::to_string(has->group_kinds()) + "/" + std::to_string(has->dtypes());
+    kind += ", " + std::to_string(has->group_kind_mask()) + "/" + std::to_string(has->dtype_mask());
   }
   return kind;
 }
@@ -90,8 +92,8 @@ bool ran_out(const Frame& frame) {
     return error != nullptr && error->code() == static_cast<uint8_t>(ErrorCode::kOutOfMemory);
   };
   switch (type_of(frame.header)) {
-    case Type::kProgress: {
-      const auto* message = wire::verify<wire::Progress>(frame.control);
+    case Type::kAcknowledge: {
+      const auto* message = wire::verify<wire::Acknowledge>(frame.control);
       return message != nullptr && code(message->error());
     }
     case Type::kRunReply: {
@@ -106,8 +108,8 @@ bool ran_out(const Frame& frame) {
       const auto* message = wire::verify<wire::SynchronizeReply>(frame.control);
       if (message == nullptr || message->error() == nullptr) return false;
       bool any = code(message->error());
-      for (uint32_t i = 0; message->more() != nullptr && i < message->more()->size(); ++i) {
-        any = any || code(message->more()->Get(i));
+      for (uint32_t i = 0; message->more_errors() != nullptr && i < message->more_errors()->size(); ++i) {
+        any = any || code(message->more_errors()->Get(i));
       }
       return any;
     }
@@ -255,13 +257,13 @@ ReplayTransportImpl::~ReplayTransportImpl() {
 
 // --- the client's side -----------------------------------------------------------------------------------------------
 
-// Sends the client hello with `repeatable` set, so that the worker computes the same bits again.
+// Sends the client hello with `deterministic` set, so that the worker computes the same bits again.
 Status ReplayTransportImpl::send_hello(wire::Header header, std::span<const uint8_t> control) {
   const auto* hello = wire::verify<wire::Hello>(control);
   if (hello == nullptr) return Status::internal("remote: the client hello is damaged");
   flatbuffers::FlatBufferBuilder builder;
   const auto version = builder.CreateString(hello->table_version());
-  builder.Finish(wire::CreateHello(builder, hello->fingerprint(), version, hello->process(), /*repeatable=*/true));
+  builder.Finish(wire::CreateHello(builder, hello->fingerprint(), version, hello->process(), /*deterministic=*/true));
   hello_header_ = header;
   hello_.assign(builder.GetBufferPointer(), builder.GetBufferPointer() + builder.GetSize());
   return current().first->send(header, hello_, nullptr);
@@ -278,13 +280,13 @@ Status ReplayTransportImpl::send(wire::Header header, std::span<const uint8_t> c
   const uint64_t generation = generation_;
   lock.unlock();
 
-  if (type == Type::kGoodbye) return live ? inner->send(header, control, nullptr) : Status();
+  if (type == Type::kCloseSession) return live ? inner->send(header, control, nullptr) : Status();
   std::span<const std::byte> bytes;
   if (attachment) bytes = attachment->bytes();
-  bool keeps = false;
+  bool creates = false;
   if (type == Type::kSynchronize) {
     const auto* message = wire::verify<wire::Synchronize>(control);
-    keeps = message != nullptr && message->checkpoint() == wire::Checkpoint::Keep;
+    creates = message != nullptr && message->checkpoint() == wire::Checkpoint::Create;
   } else if (type == Type::kMemory) {
     const auto* message = wire::verify<wire::Memory>(control);
     if (message != nullptr && message->limit()) limit_.emplace(control.begin(), control.end());
@@ -293,17 +295,17 @@ Status ReplayTransportImpl::send(wire::Header header, std::span<const uint8_t> c
     // We log the message before sending it. Once it is sent, the worker owns the memory and may overwrite it.
     const bool logged = log_->append(header, control, bytes).ok();
     if (!logged && !live) return log_->usable();
-    if (keeps) {
+    if (creates) {
       (void)log_->cut();
       limit_at_cut_ = limit_;
     }
   } else {
-    if (type == Type::kCall) {
+    if (type == Type::kCallFunction) {
       lock.lock();
       calls_.insert(header.sequence);
       lock.unlock();
     }
-    log_->mark_not_repeatable(type == Type::kCall ? kCalled
+    log_->mark_not_repeatable(type == Type::kCallFunction ? kCalled
                               : type == Type::kCancel
                                   ? "work was cancelled, and a replay cannot repeat exactly the part that ran"
                                   : std::string("a message of type '") + wire::name(type) +
@@ -351,7 +353,7 @@ bool ReplayTransportImpl::note(const Frame& frame) {
     }
   }
   acknowledged_ = std::max(acknowledged_, sequence);
-  if (type == Type::kCallReply) {
+  if (type == Type::kCallFunctionReply) {
     calls_.erase(sequence);
     log_->mark_not_repeatable(kCalled);  // the results of the call are in no message
   }
@@ -535,7 +537,7 @@ Status ReplayTransportImpl::take(Transport& fresh, std::chrono::nanoseconds time
     }
     if (!pass_on_ || type_of(frame.header) == Type::kProfilePart) continue;
     std::lock_guard lock(mutex_);
-    if (type_of(frame.header) == Type::kProgress && frame.header.sequence <= acknowledged_) continue;
+    if (type_of(frame.header) == Type::kAcknowledge && frame.header.sequence <= acknowledged_) continue;
     if (!note(frame)) continue;
     pending_frames_.push_back(std::move(frame));
     changed_.notify_all();
@@ -546,7 +548,7 @@ Status ReplayTransportImpl::send_again(Transport& fresh, const LoggedFrame& logg
   wire::Header header = logged.header;
   header.sequence = sequence;
   header.length = header.checksum = 0;
-  header.flags = static_cast<uint16_t>(header.flags & ~(wire::kAttachment | wire::kSpins));
+  header.flags = static_cast<uint16_t>(header.flags & ~(wire::kAttachment | wire::kSenderSpins));
   AttachmentPtr attachment;
   if (!logged.attachment.empty() || (logged.header.flags & wire::kAttachment) != 0 ||
       type_of(header) == Type::kUpload) {

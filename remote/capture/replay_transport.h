@@ -13,8 +13,8 @@
 // A session that survives its worker. The client's messages are written to disk. When the worker is lost, they are sent
 // to another worker, from the last checkpoint on. The client only notices the delay.
 //
-// To get the same bits from every worker, the hello (Hello::repeatable) requests that no worker chooses algorithms by
-// timing. A different kind of worker (processor, number of cores, versions) is refused.
+// To get the same bits from every worker, the hello (Hello::deterministic) requests that no worker chooses algorithms
+// by timing. A different kind of worker (processor, number of cores, versions) is refused.
 namespace torch_remote::remote {
 
 struct ReplayOptions {

@@ -110,9 +110,9 @@ class ReplayTest : public testing::TestWithParam<Pair (*)()> {
   void run(int64_t parameter, uint64_t input) {
     const int64_t params[] = {parameter};
     const uint64_t inputs[] = {input};
-    uint64_t base;
+    uint64_t first_result_id;
     FlushInfo info;
-    const Status status = client->run(program, {params, inputs, 1}, &base, &info);
+    const Status status = client->run(program, {params, inputs, 1}, &first_result_id, &info);
     EXPECT_TRUE(status.ok()) << status.message();
   }
   // The messages of this type that a worker received.
@@ -124,11 +124,11 @@ class ReplayTest : public testing::TestWithParam<Pair (*)()> {
     return all;
   }
   void checkpoint() {
-    bool kept = false;
+    bool created = false;
     std::vector<CheckpointBuffer> buffers;
     ASSERT_TRUE(replaying->begin_checkpoint().ok());
-    ASSERT_TRUE(begin_checkpoint(*client, {}, &kept, &buffers).ok());
-    ASSERT_TRUE(kept);
+    ASSERT_TRUE(begin_checkpoint(*client, {}, &created, &buffers).ok());
+    ASSERT_TRUE(created);
     for (const CheckpointBuffer& buffer : buffers) {
       const auto take = [&](std::span<const std::byte> bytes) { return replaying->add_buffer(buffer.id, bytes); };
       ASSERT_TRUE(read_checkpoint(*client, buffer, take, {}).ok());

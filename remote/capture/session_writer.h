@@ -24,8 +24,8 @@ class SessionWriter {
   // `source` is the graph before the passes, or null.
   void load(uint32_t number, const ir::Graph* source, const ir::Graph& program);
   // Appends a run of a loaded program, which determines the sizes of `params` and `inputs`.
-  void run(uint32_t number, std::span<const int64_t> params, std::span<const uint64_t> inputs, uint64_t base,
-           std::vector<uint64_t> frees = {});
+  void run(uint32_t number, std::span<const int64_t> params, std::span<const uint64_t> inputs, uint64_t first_result_id,
+           std::vector<uint64_t> freed_ids = {});
   // Appends a read of a view (sizes and strides in elements) and its reply, the packed bytes.
   void read(uint64_t buffer, uint32_t item_size, std::span<const int64_t> sizes, std::span<const int64_t> strides,
             int64_t offset, std::span<const std::byte> bytes);

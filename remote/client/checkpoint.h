@@ -20,9 +20,9 @@ struct CheckpointBuffer {
 };
 using TakeBytes = std::function<Status(std::span<const std::byte>)>;
 
-// Makes a checkpoint and sets *made and *buffers. The next run of each program then sends all of its parameters. If
-// there are unreported failures, *made is false and there is no checkpoint. Waits.
-Status begin_checkpoint(Client& client, const KeepWaiting& keep_waiting, bool* made,
+// Makes a checkpoint and sets *created and *buffers. The next run of each program then sends all of its parameters. If
+// there are unreported failures, *created is false and there is no checkpoint. Waits.
+Status begin_checkpoint(Client& client, const KeepWaiting& keep_waiting, bool* created,
                         std::vector<CheckpointBuffer>* buffers);
 // Reads the contents that a buffer had at the checkpoint. `take` sees the bytes once, in place. Waits.
 Status read_checkpoint(Client& client, const CheckpointBuffer& buffer, const TakeBytes& take,

@@ -28,12 +28,12 @@ struct Counters {
   uint64_t programs_dropped = 0;  // by this client and on its worker, because of the limit on programs
   uint64_t programs_kept = 0;     // programs that the worker has now
   uint64_t kernels_compiled = 0;
-  uint64_t groups_refused = 0;       // fusion groups for which the worker has no kernel
-  uint64_t round_trips = 0;          // waits for a reply
-  uint64_t connections = 0;          // waits for a worker's hello
-  uint64_t back_pressure_waits = 0;  // waits because too many messages are in flight
-  uint64_t bytes_sent = 0;           // control bytes
-  uint64_t bytes_received = 0;       // control bytes
+  uint64_t groups_without_kernel = 0;  // fusion groups for which the worker has no kernel
+  uint64_t round_trips = 0;            // waits for a reply
+  uint64_t connections = 0;            // waits for a worker's hello
+  uint64_t back_pressure_waits = 0;    // waits because too many messages are in flight
+  uint64_t bytes_sent = 0;             // control bytes
+  uint64_t bytes_received = 0;         // control bytes
   uint64_t bytes_uploaded = 0;
   uint64_t bytes_downloaded = 0;
   uint64_t worker_bytes = 0;  // in buffers on the worker, as of its last message
@@ -56,7 +56,7 @@ inline constexpr CounterField kCounterFields[] = {
     {"programs_dropped", &Counters::programs_dropped},
     {"programs_kept", &Counters::programs_kept, true},
     {"kernels_compiled", &Counters::kernels_compiled},
-    {"groups_refused", &Counters::groups_refused},
+    {"groups_without_kernel", &Counters::groups_without_kernel},
     {"round_trips", &Counters::round_trips},
     {"connections", &Counters::connections},
     {"back_pressure_waits", &Counters::back_pressure_waits},
@@ -85,17 +85,17 @@ struct RunArguments {
   std::span<const int64_t> params;   // one for each parameter of the graph
   std::span<const uint64_t> inputs;  // buffer ids in the order of the graph's input buffers
   uint64_t fresh_buffers = 0;        // number of fresh buffers that survive
-  ir::MathModes math = 0;
+  ir::MathModes math_modes = 0;
 };
 
-// A mark (Client::mark) that the worker's device has reached.
-struct Mark {
-  uint64_t reached = 0;  // ns on the device's clock, whose origin is arbitrary
-  bool failed = false;   // there are failures for synchronize() to report
+// An event (Client::record_event) that the worker's device has reached.
+struct RecordedEvent {
+  uint64_t device_time_ns = 0;  // ns on the device's clock, whose origin is arbitrary
+  bool failed = false;          // there are failures for synchronize() to report
 };
 
 // A result of a run that wants a reply: the sizes of a dynamic tensor, or one word for a host result.
-using Words = std::vector<int64_t>;
+using ResultWords = std::vector<int64_t>;
 
 // Thread safe. Messages are sent in the order of the calls. A call waits for the worker only if its comment says so, or
 // while too many messages are in flight (back-pressure).
@@ -108,11 +108,12 @@ class Client {
                         std::unique_ptr<Client>* client);
   virtual ~Client() = default;
 
-  // Sends the trace for execution and clears it. The fresh buffers that survive get consecutive ids from *base on, in
-  // the order of their ordinals; *base is also set if there are none. A hit allocates no memory. The trace's storages
-  // must not die during the call. Waits only while too many messages are in flight. Pass `ticket` if the trace's last
-  // record has dynamic or host results. The run then wants a reply, and the ticket must be passed to wait_results once.
-  virtual Status flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint64_t* ticket = nullptr) = 0;
+  // Sends the trace for execution and clears it. The fresh buffers that survive get consecutive ids from
+  // *first_result_id on, in the order of their ordinals; *first_result_id is also set if there are none. A hit
+  // allocates no memory. The trace's storages must not die during the call. Waits only while too many messages are in
+  // flight. Pass `ticket` if the trace's last record has dynamic or host results. The run then wants a reply, and the
+  // ticket must be passed to wait_results once.
+  virtual Status flush(ir::Trace& trace, uint64_t* first_result_id, FlushInfo* info, uint64_t* ticket = nullptr) = 0;
 
   // Builds a program for run() from a graph and sends it, on the builder's thread. `sources` has one entry for each
   // record that the nodes name. `sample` has typical parameters of a run. The graph must verify.
@@ -122,12 +123,13 @@ class Client {
   // used programs of traces are dropped, here and on the worker, and built again when needed. Loaded programs are
   // dropped when nobody references them any more.
   virtual void limit_programs(uint64_t bytes) = 0;
-  // Sends a run of a loaded program; `base` and `ticket` as in flush. Fails with the build's error if the program could
-  // not be built.
-  virtual Status run(const ProgramPtr& program, const RunArguments& arguments, uint64_t* base, FlushInfo* info,
-                     uint64_t* ticket = nullptr) = 0;
+  // Sends a run of a loaded program; `first_result_id` and `ticket` as in flush. Fails with the build's error if the
+  // program could not be built.
+  virtual Status run(const ProgramPtr& program, const RunArguments& arguments, uint64_t* first_result_id,
+                     FlushInfo* info, uint64_t* ticket = nullptr) = 0;
   // Waits for the results of a run that wanted a reply. Must be called without the recorder's lock.
-  virtual Status wait_results(uint64_t ticket, Words* words, const KeepWaiting& keep_waiting, OpError* error) = 0;
+  virtual Status wait_results(uint64_t ticket, ResultWords* result_words, const KeepWaiting& keep_waiting,
+                              OpError* error) = 0;
 
   // Creates a buffer of `size` bytes, which `fill` writes once. Sets *id.
   virtual Status upload(size_t size, const std::function<void(std::byte* destination)>& fill, uint64_t* id) = 0;
@@ -138,16 +140,18 @@ class Client {
   virtual Status read_file(std::string_view path, const FileVersion& version, uint64_t offset, uint64_t size,
                            uint64_t* id) = 0;
 
-  // Makes the worker call a Python function, which `request` names. Does not wait. `ticket` must be passed to wait_call
-  // until the call has ended, or to forget_call. The results become the buffers from *base on, at most kMaxResults.
-  virtual Status call(std::span<const std::byte> request, const std::vector<CallInput>& inputs, uint64_t* ticket,
-                      uint64_t* base) = 0;
+  // Makes the worker call a Python function, which `request` names. Does not wait. `ticket` must be passed to
+  // wait_function until the call has ended, or to drop_function_results. The results become the buffers from
+  // *first_result_id on, at most kMaxResults.
+  virtual Status call_function(std::span<const std::byte> request, const std::vector<CallInput>& inputs,
+                               uint64_t* ticket, uint64_t* first_result_id) = 0;
   // Waits for a call to end. After an interruption the wait can be repeated.
-  virtual Status wait_call(uint64_t ticket, const KeepWaiting& keep_waiting, CallResult* result, OpError* error) = 0;
+  virtual Status wait_function(uint64_t ticket, const KeepWaiting& keep_waiting, CallResult* result,
+                               OpError* error) = 0;
   // Interrupts a call, as Ctrl-C does, or kills its process. Does not wait.
-  virtual Status end_call(uint64_t ticket, bool kill) = 0;
+  virtual Status cancel_function(uint64_t ticket, bool kill) = 0;
   // Says that nobody waits for the call or wants its results, which are freed if they exist. The call itself continues.
-  virtual Status forget_call(uint64_t ticket, uint64_t base) = 0;
+  virtual Status drop_function_results(uint64_t ticket, uint64_t first_result_id) = 0;
 
   // Reads a strided view of a buffer, packed. Waits. `take` sees the bytes once, in place. `error` reports a failure
   // that the buffer's contents depend on.
@@ -175,19 +179,19 @@ class Client {
   // flushes and uploads, with no lock held.
   virtual Status throttle(const KeepWaiting& keep_waiting) = 0;
 
-  // Marks the end of the work that was sent so far; the worker reports when it is done. Does not wait. `ticket` must be
-  // passed to wait_mark or forget once.
-  virtual Status mark(uint64_t* ticket) = 0;
-  // Whether the mark was reached, as far as this end knows. Does not wait and never reports failures.
+  // Records an event after the work that was sent so far; the worker reports when that is done. Does not wait. `ticket`
+  // must be passed to wait_event or forget once.
+  virtual Status record_event(uint64_t* ticket) = 0;
+  // Whether the event was reached, as far as this end knows. Does not wait and never reports failures.
   virtual bool is_reached(uint64_t ticket) = 0;
-  virtual Status wait_mark(uint64_t ticket, const KeepWaiting& keep_waiting, Mark* mark) = 0;
+  virtual Status wait_event(uint64_t ticket, const KeepWaiting& keep_waiting, RecordedEvent* event) = 0;
   // Whether everything that was sent is done, as far as this end knows. Does not wait.
   virtual bool is_idle() = 0;
   // Says that nobody will wait for this ticket. Never throws.
   virtual void forget(uint64_t ticket) noexcept = 0;
 
   // Asks whether the worker can execute the op of this name ("mylib::scale.out"). Waits.
-  virtual Status has_op(std::string_view name, const KeepWaiting& keep_waiting, bool* known, OpError* error) = 0;
+  virtual Status has_op(std::string_view name, const KeepWaiting& keep_waiting, bool* has, OpError* error) = 0;
 
   // Makes the worker record what it executes, or stop recording; kClock only reads the worker's clock. Waits. `limit`
   // is the maximum number of events to record. A failed kStop returns what the worker had sent before.

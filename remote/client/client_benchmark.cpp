@@ -93,7 +93,7 @@ void benchmark_flush() {
   ir::Trace trace;
   std::vector<double> samples;
   FlushInfo info;
-  uint64_t base = 0, previous = 0, in_flush = 0;
+  uint64_t first_result_id = 0, previous = 0, in_flush = 0;
   size_t params = 0, bytes = 0;
   for (int step = 0; step < 500; ++step) {
     record_step(trace, step, previous);
@@ -101,14 +101,14 @@ void benchmark_flush() {
     for (uint64_t i = 6; previous && i < 30; ++i) client->free(previous + i);
     const uint64_t allocated = allocations;
     const auto begin = Clock::now();
-    check(client->flush(trace, &base, &info));
+    check(client->flush(trace, &first_result_id, &info));
     const double took = microseconds(Clock::now() - begin);
     if (step >= 10) {
       samples.push_back(took);
       in_flush += allocations - allocated;
       bytes = std::max(bytes, info.bytes);
     }
-    previous = base;
+    previous = first_result_id;
   }
   const Statistics s = statistics(samples);
   std::printf(

@@ -7,25 +7,25 @@ ClientImpl& impl(Client& client) { return static_cast<ClientImpl&>(client); }
 
 }  // namespace
 
-Status begin_checkpoint(Client& client, const KeepWaiting& keep_waiting, bool* made,
+Status begin_checkpoint(Client& client, const KeepWaiting& keep_waiting, bool* created,
                         std::vector<CheckpointBuffer>* buffers) {
   ClientImpl& it = impl(client);
   const auto encode = [&] {
-    it.builder_.Finish(wire::CreateSynchronize(it.builder_, wire::Checkpoint::Keep));
+    it.builder_.Finish(wire::CreateSynchronize(it.builder_, wire::Checkpoint::Create));
     ++it.checkpoints_;
   };
   Frame frame;
   OpError none;  // this reply has no error
   if (Status status = it.ask(wire::Type::kSynchronize, encode, keep_waiting, &frame, &none); !status) return status;
   const auto* reply = flatbuffers::GetRoot<wire::SynchronizeReply>(frame.control.data());  // verified on receipt
-  *made = reply->kept();
+  *created = reply->checkpoint_created();
   buffers->clear();
-  if (reply->buffers() == nullptr || reply->sizes() == nullptr) return {};
-  if (reply->buffers()->size() != reply->sizes()->size()) {
+  if (reply->checkpoint_buffers() == nullptr || reply->checkpoint_bytes() == nullptr) return {};
+  if (reply->checkpoint_buffers()->size() != reply->checkpoint_bytes()->size()) {
     return Status::invalid("remote: the worker's list of a checkpoint's buffers is invalid");
   }
-  for (uint32_t i = 0; i < reply->buffers()->size(); ++i) {
-    buffers->push_back({reply->buffers()->Get(i), reply->sizes()->Get(i)});
+  for (uint32_t i = 0; i < reply->checkpoint_buffers()->size(); ++i) {
+    buffers->push_back({reply->checkpoint_buffers()->Get(i), reply->checkpoint_bytes()->Get(i)});
   }
   return {};
 }

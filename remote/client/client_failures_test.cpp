@@ -8,10 +8,10 @@ namespace {
 TEST_P(ClientTest, ABuildThatFailsIsReportedOnceAndTheRestGoesOn) {
   for (auto* reason : {&fail_build, &throw_in_build}) {
     *reason = true;
-    uint64_t base;
+    uint64_t first_result_id;
     client->free(90 + (reason == &fail_build));
     TraceWriter(trace).op(0, 5, 10, true).op(0, 5, 10, true);
-    flush(&base);
+    flush(&first_result_id);
     TraceWriter(trace).op(0, 5, 10, true).op(0, 5, 10, true);
     flush();  // hits the failed program or builds it again, depending on the builder's progress
     const uint64_t id = upload("still here");
@@ -26,7 +26,7 @@ TEST_P(ClientTest, ABuildThatFailsIsReportedOnceAndTheRestGoesOn) {
     EXPECT_TRUE(read(id, 10, &text).ok());
     EXPECT_EQ(text, "still here");
     // The buffer that the run should have created does not exist, and its read reports why.
-    EXPECT_EQ(read(base + 1, 10, &text).code(), status.code());
+    EXPECT_EQ(read(first_result_id + 1, 10, &text).code(), status.code());
     *reason = false;
   }
   const int before = builds;
@@ -34,9 +34,11 @@ TEST_P(ClientTest, ABuildThatFailsIsReportedOnceAndTheRestGoesOn) {
   EXPECT_FALSE(flush().hit);  // builds it again
   EXPECT_TRUE(synchronize().ok());
   EXPECT_EQ(builds, before + 1);
-  std::vector<uint64_t> frees;
-  for (const auto& message : worker->messages()) frees.insert(frees.end(), message.frees.begin(), message.frees.end());
-  EXPECT_EQ(frees, (std::vector<uint64_t>{91, 90}));  // although the runs that would have carried them were not sent
+  std::vector<uint64_t> freed_ids;
+  for (const auto& message : worker->messages())
+    freed_ids.insert(freed_ids.end(), message.freed_ids.begin(), message.freed_ids.end());
+  EXPECT_EQ(freed_ids,
+            (std::vector<uint64_t>{91, 90}));  // although the runs that would have carried them were not sent
 }
 
 TEST_P(ClientTest, ABuildThatFailsEndsTheWaitForItsResults) {
@@ -44,14 +46,14 @@ TEST_P(ClientTest, ABuildThatFailsEndsTheWaitForItsResults) {
   fail_build = true;
   TraceWriter(trace).op(0, 5, 10, true);
   FlushInfo info;
-  uint64_t base, ticket;
-  ASSERT_TRUE(client->flush(trace, &base, &info, &ticket).ok());
+  uint64_t first_result_id, ticket;
+  ASSERT_TRUE(client->flush(trace, &first_result_id, &info, &ticket).ok());
   std::thread later([&] {
     std::this_thread::sleep_for(20ms);
     release_builds();
   });
-  Words words;
-  EXPECT_EQ(client->wait_results(ticket, &words, kPatient, &error).code(), ErrorCode::kUnsupported);
+  ResultWords result_words;
+  EXPECT_EQ(client->wait_results(ticket, &result_words, kPatient, &error).code(), ErrorCode::kUnsupported);
   later.join();
   EXPECT_TRUE(synchronize().ok());  // the failure is reported only once
 }
@@ -100,7 +102,7 @@ TEST_P(ClientTest, AFailedOpIsReportedAtTheNextWaitWithItsSourceAndOnlyOnce) {
   flush();
   const Status status = synchronize();
   EXPECT_EQ(status.code(), ErrorCode::kOpFailed);
-  EXPECT_EQ(error.status.kind(), "IndexError");
+  EXPECT_EQ(error.status.exception_type(), "IndexError");
   EXPECT_EQ(error.status.message(), "index 5 is out of bounds");
   EXPECT_EQ(error.source.code, 0xC0DEu);
   EXPECT_EQ(error.source.instruction, 3);
@@ -127,8 +129,9 @@ TEST_P(ClientTest, AFailureThatProgressAnnouncesIsToldByTheNextSynchronize) {
   const uint64_t id = upload("x");
   TraceWriter(trace).op(0, 5, 10, true);
   flush();
-  while (client->last_acknowledged() < 4) {  // upload, load and run after the hello are acknowledged by Progress alone
-    upload("y");                             // receives what has come
+  while (client->last_acknowledged() <
+         4) {     // upload, load and run after the hello are acknowledged by Acknowledge messages alone
+    upload("y");  // receives what has come
     std::this_thread::sleep_for(1ms);
   }
   std::string text;
@@ -169,11 +172,11 @@ TEST_P(ClientTest, WhenTheWorkerDiesEveryCallSaysSoAndNamesTheWayOut) {
   expect_lost(client->health());
   expect_lost(read(id, 1, &text));
   expect_lost(synchronize());
-  uint64_t base;
+  uint64_t first_result_id;
   FlushInfo info;
   TraceWriter(trace).op(0, 5, 10, true);
-  expect_lost(client->flush(trace, &base, &info));
-  expect_lost(client->upload(1, [](std::byte*) {}, &base));
+  expect_lost(client->flush(trace, &first_result_id, &info));
+  expect_lost(client->upload(1, [](std::byte*) {}, &first_result_id));
   client->free(1);
 }
 
@@ -181,21 +184,21 @@ TEST_P(ClientTest, DeathWhileABuildIsPendingEndsAllWaits) {
   hold_builds();
   TraceWriter(trace).op(0, 5, 10, true);
   FlushInfo info;
-  uint64_t base, ticket;
-  ASSERT_TRUE(client->flush(trace, &base, &info, &ticket).ok());
+  uint64_t first_result_id, ticket;
+  ASSERT_TRUE(client->flush(trace, &first_result_id, &info, &ticket).ok());
   worker->die();
-  Words words;
-  EXPECT_EQ(client->wait_results(ticket, &words, kPatient, &error).code(), ErrorCode::kLost);
+  ResultWords result_words;
+  EXPECT_EQ(client->wait_results(ticket, &result_words, kPatient, &error).code(), ErrorCode::kLost);
   release_builds();
 }
 
 TEST_P(ClientTest, GarbageFromTheWorkerLosesIt) {
-  worker->send_raw(Type::kProgress, 1, {1, 2, 3});
+  worker->send_raw(Type::kAcknowledge, 1, {1, 2, 3});
   EXPECT_EQ(synchronize().code(), ErrorCode::kLost);
 }
 
 TEST_P(ClientTest, AnAcknowledgementOfWhatWasNeverSentLosesTheWorker) {
-  worker->send_raw(Type::kProgress, 1'000'000, {});
+  worker->send_raw(Type::kAcknowledge, 1'000'000, {});
   EXPECT_EQ(synchronize().code(), ErrorCode::kLost);
 }
 

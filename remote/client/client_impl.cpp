@@ -18,17 +18,17 @@ namespace {
 constexpr std::chrono::seconds kHelloTimeout{120};
 constexpr uint64_t kHelloSequence = 1;
 
-ir::Capabilities decode(const wire::Capabilities& told) {
+ir::Capabilities decode(const wire::Capabilities& sent) {
   constexpr uint32_t kMostTargets = 64;
   ir::Capabilities all;
-  for (uint32_t i = 0; told.targets() != nullptr && i < std::min(told.targets()->size(), kMostTargets); ++i) {
-    all.targets.push_back(told.targets()->Get(i)->str());
+  for (uint32_t i = 0; sent.targets() != nullptr && i < std::min(sent.targets()->size(), kMostTargets); ++i) {
+    all.targets.push_back(sent.targets()->Get(i)->str());
   }
-  all.group_kinds = told.group_kinds();
-  all.dtypes = told.dtypes();
-  all.memory = told.memory();
-  all.threads = told.threads();
-  if (told.versions() != nullptr) all.versions = told.versions()->str();
+  all.group_kind_mask = sent.group_kind_mask();
+  all.dtype_mask = sent.dtype_mask();
+  all.memory = sent.memory();
+  all.threads = sent.threads();
+  if (sent.library_versions() != nullptr) all.library_versions = sent.library_versions()->str();
   return all;
 }
 
@@ -69,10 +69,10 @@ Status ClientImpl::hello(const KeepWaiting& keep_waiting) {
   }
   if (reply->error()) return wire::to_status(*reply->error());
   session_ = frame.header.session;
-  description_ = reply->runners() ? reply->runners()->str() : "worker";
+  description_ = reply->runner_description() ? reply->runner_description()->str() : "worker";
   process_ = static_cast<int>(reply->process());
   peer_ = transport_->peer_process();
-  if (const wire::Capabilities* told = reply->capabilities()) capabilities_ = decode(*told);
+  if (const wire::Capabilities* sent = reply->capabilities()) capabilities_ = decode(*sent);
   machine_ = {reply->processor() ? reply->processor()->str() : "", reply->cores(), reply->memory(),
               capabilities_.targets};
   return {};
@@ -80,7 +80,7 @@ Status ClientImpl::hello(const KeepWaiting& keep_waiting) {
 
 ClientImpl::~ClientImpl() {
   const uint64_t last = std::max(outbox_.end(), kHelloSequence);
-  if (replies_.health().ok()) (void)transport_->send(header(wire::Type::kGoodbye, last + 1, 0), {}, nullptr);
+  if (replies_.health().ok()) (void)transport_->send(header(wire::Type::kCloseSession, last + 1, 0), {}, nullptr);
 }
 
 // --- sending ---------------------------------------------------------------------------------------------------------
@@ -90,15 +90,15 @@ Status ClientImpl::begin(size_t messages, size_t bytes) {
   return replies_.reserve(messages + 1, bytes);
 }
 
-void ClientImpl::take_frees() {
-  frees_now_.clear();
-  frees_bytes_.clear();
+void ClientImpl::take_freed_ids() {
+  freed_ids_now_.clear();
+  freed_ids_bytes_.clear();
   {
-    std::lock_guard lock(frees_mutex_);
-    frees_now_.swap(frees_);
+    std::lock_guard lock(freed_ids_mutex_);
+    freed_ids_now_.swap(freed_ids_);
   }
-  encode_frees(frees_now_, frees_bytes_);
-  speculative_reads_.on_free(frees_now_);
+  encode_freed_ids(freed_ids_now_, freed_ids_bytes_);
+  speculative_reads_.on_free(freed_ids_now_);
   for (const uint64_t sequence : speculative_reads_.abandoned_reads()) replies_.drop_reply(sequence);
   speculative_reads_.abandoned_reads().clear();
 }
@@ -113,10 +113,11 @@ Status ClientImpl::drop_programs() {
   programs_.trim(most_program_bytes_, &dropped_);
   if (dropped_.empty()) return {};
   counters_.programs_dropped.fetch_add(dropped_.size(), std::memory_order_relaxed);
-  if (Status status = replies_.reserve(3, 0); !status) return status;  // for Unload and the messages that follow it
+  if (Status status = replies_.reserve(3, 0); !status)
+    return status;  // for UnloadPrograms and the messages that follow it
   builder_.Clear();
-  builder_.Finish(wire::CreateUnload(builder_, builder_.CreateVector(dropped_)));
-  return send(wire::Type::kUnload, false, nullptr, nullptr);
+  builder_.Finish(wire::CreateUnloadPrograms(builder_, builder_.CreateVector(dropped_)));
+  return send(wire::Type::kUnloadPrograms, false, nullptr, nullptr);
 }
 
 void ClientImpl::find_copies(const CachedProgram& program, const ir::Trace& trace) {
@@ -147,38 +148,39 @@ Status ClientImpl::send(wire::Type type, bool wants_reply, AttachmentPtr attachm
                       {builder_.GetBufferPointer(), builder_.GetSize()}, std::move(attachment));
 }
 
-Status ClientImpl::send_frees() {
-  take_frees();
-  if (frees_bytes_.empty()) return {};
+Status ClientImpl::send_freed_ids() {
+  take_freed_ids();
+  if (freed_ids_bytes_.empty()) return {};
   builder_.Clear();
-  builder_.Finish(wire::CreateFree(builder_, builder_.CreateVector(frees_bytes_)));
+  builder_.Finish(wire::CreateFree(builder_, builder_.CreateVector(freed_ids_bytes_)));
   return send(wire::Type::kFree, false, nullptr, nullptr);
 }
 
-std::span<const uint8_t> ClientImpl::encode_run(CachedProgram& program, std::span<const int64_t> now, uint64_t base,
-                                                ir::MathModes math) {
+std::span<const uint8_t> ClientImpl::encode_run(CachedProgram& program, std::span<const int64_t> now,
+                                                uint64_t first_result_id, ir::MathModes math_modes) {
   params_.clear();
   bindings_.clear();
   // A replay that starts at a checkpoint does not know earlier runs, so each program sends all of its parameters once.
-  const bool afresh = program.checkpoint != checkpoints_;
-  if (afresh) program.last = {};
+  const bool reset_delta = program.checkpoint != checkpoints_;
+  if (reset_delta) program.last = {};
   program.checkpoint = checkpoints_;
   encode_params(now, program.last.params, params_);
-  encode_bindings(inputs_, base, program.last.bindings, bindings_);
-  take_frees();
+  encode_bindings(inputs_, first_result_id, program.last.bindings, bindings_);
+  take_freed_ids();
   builder_.Clear();
-  const auto frees = builder_.CreateVector(frees_bytes_);
+  const auto freed_ids = builder_.CreateVector(freed_ids_bytes_);
   const auto bindings = builder_.CreateVector(bindings_);
   const auto params = builder_.CreateVector(params_);
-  builder_.Finish(wire::CreateRun(builder_, program.number, base, params, bindings, frees, afresh, math));
+  builder_.Finish(
+      wire::CreateRun(builder_, program.number, first_result_id, params, bindings, freed_ids, reset_delta, math_modes));
   return {builder_.GetBufferPointer(), builder_.GetSize()};
 }
 
-Status ClientImpl::flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint64_t* ticket) {
+Status ClientImpl::flush(ir::Trace& trace, uint64_t* first_result_id, FlushInfo* info, uint64_t* ticket) {
   if (abandoned_) return forked();
   std::lock_guard order(order_);
   *info = FlushInfo();
-  *base = next_id_;
+  *first_result_id = next_id_;
   if (trace.empty()) return replies_.health();
   if (Status status = begin(2, 0); !status) return status;
 
@@ -207,16 +209,16 @@ Status ClientImpl::flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint
     if (Status status = drop_programs(); !status) return status;
     // The worker sees LoadProgram before the run that would bring these frees. The trace uses none of these buffers, so
     // we free them first.
-    if (Status status = send_frees(); !status) return status;
+    if (Status status = send_freed_ids(); !status) return status;
     program = programs_.add(key, trace, survivors_);
   }
   program->last_use = ++uses_;
   find_copies(*program, trace);
-  speculative_reads_.on_run(*program, inputs_, *base, made_, copies_);
-  const std::span<const uint8_t> control = encode_run(*program, trace.params, *base, trace.math);
+  speculative_reads_.on_run(*program, inputs_, *first_result_id, made_, copies_);
+  const std::span<const uint8_t> control = encode_run(*program, trace.params, *first_result_id, trace.math_modes);
   count_flush(*program, hit, control, info);
 
-  const RunInfo run{program, *base, made};
+  const RunInfo run{program, *first_result_id, made};
   std::unique_ptr<BuildJob> job;
   if (!hit) {
     job = outbox_.job_for(trace);
@@ -241,7 +243,7 @@ Status ClientImpl::load(std::shared_ptr<const ir::Graph> graph, std::vector<ir::
   std::lock_guard order(order_);
   if (Status status = begin(1, 0); !status) return status;
   if (Status status = drop_programs(); !status) return status;
-  if (Status status = send_frees(); !status) return status;
+  if (Status status = send_freed_ids(); !status) return status;
   *program = programs_.add(*graph, std::move(sources), options);
   if (options.low_latency) transport_->set_spin_time(kLowLatencySpin);
   auto job = std::make_unique<BuildJob>();
@@ -253,21 +255,22 @@ Status ClientImpl::load(std::shared_ptr<const ir::Graph> graph, std::vector<ir::
   return {};
 }
 
-Status ClientImpl::run(const ProgramPtr& program, const RunArguments& arguments, uint64_t* base, FlushInfo* info,
-                       uint64_t* ticket) {
+Status ClientImpl::run(const ProgramPtr& program, const RunArguments& arguments, uint64_t* first_result_id,
+                       FlushInfo* info, uint64_t* ticket) {
   if (abandoned_) return forked();
   std::lock_guard order(order_);
   *info = FlushInfo();
-  *base = next_id_;
+  *first_result_id = next_id_;
   if (program->failed) return program->failure;
   if (Status status = begin(1, 0); !status) return status;
   next_id_ += arguments.fresh_buffers;
   inputs_.assign(arguments.inputs.begin(), arguments.inputs.end());
   made_.assign(arguments.fresh_buffers, 0);  // their sizes are not known here
-  speculative_reads_.on_run(*program, inputs_, *base, made_, {});
-  const std::span<const uint8_t> control = encode_run(*program, arguments.params, *base, arguments.math);
+  speculative_reads_.on_run(*program, inputs_, *first_result_id, made_, {});
+  const std::span<const uint8_t> control =
+      encode_run(*program, arguments.params, *first_result_id, arguments.math_modes);
   count_flush(*program, std::exchange(program->has_run, true), control, info);
-  const RunInfo run{program, *base, arguments.fresh_buffers};
+  const RunInfo run{program, *first_result_id, arguments.fresh_buffers};
   const wire::Header header = run_header(ticket, info);
   if (EventLog::on()) log_run(*info, program->sources);
   return outbox_.send(header, control, nullptr, &run);
@@ -318,7 +321,7 @@ Status ClientImpl::upload(size_t size, const std::function<void(std::byte*)>& fi
   fill(attachment->bytes().data());
   std::lock_guard order(order_);
   if (Status status = begin(1, size); !status) return status;
-  if (Status status = send_frees(); !status) return status;
+  if (Status status = send_freed_ids(); !status) return status;
   *id = next_id_++;
   builder_.Clear();
   builder_.Finish(wire::CreateUpload(builder_, *id));
@@ -331,10 +334,10 @@ Status ClientImpl::read_file(std::string_view path, const FileVersion& version, 
   if (abandoned_) return forked();
   std::lock_guard order(order_);
   if (Status status = begin(1, 0); !status) return status;
-  if (Status status = send_frees(); !status) return status;
+  if (Status status = send_freed_ids(); !status) return status;
   *id = next_id_++;
   builder_.Clear();
-  const wire::FileVersion its(version.size, version.inode, version.modified);
+  const wire::FileVersion its(version.size, version.inode, version.mtime_ns);
   const auto name = builder_.CreateString(path.data(), path.size());
   builder_.Finish(wire::CreateReadFile(builder_, *id, name, &its, offset, size));
   return send(wire::Type::kReadFile, false, nullptr, nullptr);
@@ -342,9 +345,9 @@ Status ClientImpl::read_file(std::string_view path, const FileVersion& version, 
 
 void ClientImpl::free(uint64_t id) {
   if (abandoned_) return;
-  std::lock_guard lock(frees_mutex_);
+  std::lock_guard lock(freed_ids_mutex_);
   try {
-    frees_.push_back(id);
+    freed_ids_.push_back(id);
   } catch (const std::bad_alloc&) {
     return;  // the worker keeps the buffer until the session ends, which is better than an exception in a destructor
   }
@@ -363,13 +366,14 @@ Status ClientImpl::wait(uint64_t sequence, const KeepWaiting& keep_waiting, Fram
   return replies_.wait(sequence, keep_waiting, reply, error, keep_expecting);
 }
 
-Status ClientImpl::wait_results(uint64_t ticket, Words* words, const KeepWaiting& keep_waiting, OpError* error) {
+Status ClientImpl::wait_results(uint64_t ticket, ResultWords* result_words, const KeepWaiting& keep_waiting,
+                                OpError* error) {
   if (abandoned_) return forked();
   Frame frame;
   if (Status status = wait(ticket, keep_waiting, &frame, error); !status) return status;
   const auto* reply = flatbuffers::GetRoot<wire::RunReply>(frame.control.data());  // verified on receipt
-  words->clear();
-  if (reply->words()) words->assign(reply->words()->begin(), reply->words()->end());
+  result_words->clear();
+  if (reply->result_words()) result_words->assign(reply->result_words()->begin(), reply->result_words()->end());
   return {};
 }
 
@@ -387,22 +391,22 @@ Status ClientImpl::synchronize(const KeepWaiting& keep_waiting, OpError* error) 
 Status ClientImpl::cancel() {
   if (abandoned_) return forked();
   if (Status status = health(); !status) return status;
-  uint64_t through;
+  uint64_t last_sequence;
   {
     // Another thread may hold order_ while it waits for credits, which come soon. We need not cancel what it sends
     // after that.
     std::unique_lock order(order_, std::try_to_lock);
-    through = order.owns_lock() ? sequence_ : replies_.last_sent();
+    last_sequence = order.owns_lock() ? sequence_ : replies_.last_sent();
   }
   flatbuffers::FlatBufferBuilder builder;
-  builder.Finish(wire::CreateCancel(builder, through));
+  builder.Finish(wire::CreateCancel(builder, last_sequence));
   return transport_->send(header(wire::Type::kCancel, 0, 0), {builder.GetBufferPointer(), builder.GetSize()}, nullptr);
 }
 
 Status ClientImpl::memory(const MemoryRequest& request, const KeepWaiting& keep_waiting, MemoryLimits* limits) {
   const auto encode = [&] {
     wire::MemoryBuilder message(builder_);
-    message.add_trim(request.trim);
+    message.add_empty_cache(request.empty_cache);
     if (request.limit) message.add_limit(*request.limit);
     message.add_reset_peak(request.reset_peak);
     message.add_reset_totals(request.reset_totals);
@@ -416,8 +420,8 @@ Status ClientImpl::memory(const MemoryRequest& request, const KeepWaiting& keep_
   return {};
 }
 
-Status ClientImpl::mark(uint64_t* ticket) {
-  return send_request(wire::Type::kMark, [&] { builder_.Finish(wire::CreateMark(builder_)); }, ticket);
+Status ClientImpl::record_event(uint64_t* ticket) {
+  return send_request(wire::Type::kRecordEvent, [&] { builder_.Finish(wire::CreateRecordEvent(builder_)); }, ticket);
 }
 
 bool ClientImpl::is_reached(uint64_t ticket) {
@@ -426,7 +430,7 @@ bool ClientImpl::is_reached(uint64_t ticket) {
   return replies_.has(ticket);
 }
 
-Status ClientImpl::wait_mark(uint64_t ticket, const KeepWaiting& keep_waiting, Mark* mark) {
+Status ClientImpl::wait_event(uint64_t ticket, const KeepWaiting& keep_waiting, RecordedEvent* event) {
   if (abandoned_) return forked();
   Frame frame;
   OpError none;  // this reply has no error
@@ -434,8 +438,8 @@ Status ClientImpl::wait_mark(uint64_t ticket, const KeepWaiting& keep_waiting, M
   Status status = waits ? wait(ticket, keep_waiting, &frame, &none, /*again=*/true)
                         : replies_.wait(ticket, keep_waiting, &frame, &none);
   if (!status) return status;
-  const auto* reply = flatbuffers::GetRoot<wire::MarkReply>(frame.control.data());  // verified on receipt
-  *mark = {reply->reached(), reply->failed()};
+  const auto* reply = flatbuffers::GetRoot<wire::RecordEventReply>(frame.control.data());  // verified on receipt
+  *event = {reply->device_time_ns(), reply->failed()};
   return {};
 }
 
@@ -451,29 +455,29 @@ void ClientImpl::forget(uint64_t ticket) noexcept {
 
 Status ClientImpl::find_file(std::string_view path, const KeepWaiting& keep_waiting, FoundFile* file) {
   const auto encode = [&] {
-    builder_.Finish(wire::CreateFile(builder_, builder_.CreateString(path.data(), path.size())));
+    builder_.Finish(wire::CreateStatFile(builder_, builder_.CreateString(path.data(), path.size())));
   };
   Frame frame;
   OpError none;  // this reply has no error
-  if (Status status = ask(wire::Type::kFile, encode, keep_waiting, &frame, &none); !status) return status;
-  const auto* reply = flatbuffers::GetRoot<wire::FileReply>(frame.control.data());  // verified on receipt
+  if (Status status = ask(wire::Type::kStatFile, encode, keep_waiting, &frame, &none); !status) return status;
+  const auto* reply = flatbuffers::GetRoot<wire::StatFileReply>(frame.control.data());  // verified on receipt
   *file = {};
   if (const wire::FileVersion* version = reply->version()) {
     file->readable = true;
-    file->version = {version->size(), version->inode(), version->modified()};
+    file->version = {version->size(), version->inode(), version->mtime_ns()};
   }
   file->allowed = reply->allowed();
-  if (reply->why()) file->why = reply->why()->str();
+  if (reply->reason()) file->reason = reply->reason()->str();
   return {};
 }
 
-Status ClientImpl::has_op(std::string_view name, const KeepWaiting& keep_waiting, bool* known, OpError* error) {
+Status ClientImpl::has_op(std::string_view name, const KeepWaiting& keep_waiting, bool* has, OpError* error) {
   const auto encode = [&] {
     builder_.Finish(wire::CreateHasOp(builder_, builder_.CreateString(name.data(), name.size())));
   };
   Frame frame;
   if (Status status = ask(wire::Type::kHasOp, encode, keep_waiting, &frame, error); !status) return status;
-  *known = flatbuffers::GetRoot<wire::HasOpReply>(frame.control.data())->known();  // verified on receipt
+  *has = flatbuffers::GetRoot<wire::HasOpReply>(frame.control.data())->has_op();  // verified on receipt
   return {};
 }
 
@@ -513,7 +517,7 @@ Counters ClientImpl::all_counters() const {
           .programs_dropped = counters_.programs_dropped,
           .programs_kept = programs_.size(),
           .kernels_compiled = totals.kernels_compiled,
-          .groups_refused = totals.groups_refused,
+          .groups_without_kernel = totals.groups_without_kernel,
           .round_trips = counters_.round_trips,
           .connections = counters_.connections,
           .back_pressure_waits = totals.back_pressure_waits,

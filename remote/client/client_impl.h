@@ -25,9 +25,9 @@ struct AtomicCounters {
       connections{0}, bytes_sent{0}, bytes_uploaded{0}, bytes_downloaded{0};
 };
 
-// Locks: order_ defines the order of messages and is held while a message is encoded and sent. frees_mutex_ guards the
-// list that destructors append to. Replies, Outbox and ProgramCache have their own locks, which are taken after these
-// two, each for a short time.
+// Locks: order_ defines the order of messages and is held while a message is encoded and sent. freed_ids_mutex_ guards
+// the list that destructors append to. Replies, Outbox and ProgramCache have their own locks, which are taken after
+// these two, each for a short time.
 class ClientImpl final : public Client {
  public:
   ClientImpl(std::unique_ptr<Transport> transport, BuildFunction build)
@@ -40,22 +40,23 @@ class ClientImpl final : public Client {
 
   Status hello(const KeepWaiting& keep_waiting);
 
-  Status flush(ir::Trace& trace, uint64_t* base, FlushInfo* info, uint64_t* ticket) override;
+  Status flush(ir::Trace& trace, uint64_t* first_result_id, FlushInfo* info, uint64_t* ticket) override;
   Status load(std::shared_ptr<const ir::Graph> graph, std::vector<ir::SourceRef> sources,
               std::span<const int64_t> sample, const ProgramOptions& options, ProgramPtr* program) override;
   void limit_programs(uint64_t bytes) override;
-  Status run(const ProgramPtr& program, const RunArguments& arguments, uint64_t* base, FlushInfo* info,
+  Status run(const ProgramPtr& program, const RunArguments& arguments, uint64_t* first_result_id, FlushInfo* info,
              uint64_t* ticket) override;
-  Status wait_results(uint64_t ticket, Words* words, const KeepWaiting& keep_waiting, OpError* error) override;
+  Status wait_results(uint64_t ticket, ResultWords* result_words, const KeepWaiting& keep_waiting,
+                      OpError* error) override;
   Status upload(size_t size, const std::function<void(std::byte*)>& fill, uint64_t* id) override;
   Status find_file(std::string_view path, const KeepWaiting& keep_waiting, FoundFile* file) override;
   Status read_file(std::string_view path, const FileVersion& version, uint64_t offset, uint64_t size,
                    uint64_t* id) override;
-  Status call(std::span<const std::byte> request, const std::vector<CallInput>& inputs, uint64_t* ticket,
-              uint64_t* base) override;
-  Status wait_call(uint64_t ticket, const KeepWaiting& keep_waiting, CallResult* result, OpError* error) override;
-  Status end_call(uint64_t ticket, bool kill) override;
-  Status forget_call(uint64_t ticket, uint64_t base) override;
+  Status call_function(std::span<const std::byte> request, const std::vector<CallInput>& inputs, uint64_t* ticket,
+                       uint64_t* first_result_id) override;
+  Status wait_function(uint64_t ticket, const KeepWaiting& keep_waiting, CallResult* result, OpError* error) override;
+  Status cancel_function(uint64_t ticket, bool kill) override;
+  Status drop_function_results(uint64_t ticket, uint64_t first_result_id) override;
   Status read(uint64_t buffer, uint32_t item_size, std::span<const int64_t> sizes, std::span<const int64_t> strides,
               int64_t offset, const std::function<void(std::span<const std::byte>)>& take,
               const KeepWaiting& keep_waiting, OpError* error) override;
@@ -66,12 +67,12 @@ class ClientImpl final : public Client {
   Status throttle(const KeepWaiting& keep_waiting) override {
     return abandoned_ ? forked() : replies_.throttle(keep_waiting);
   }
-  Status mark(uint64_t* ticket) override;
+  Status record_event(uint64_t* ticket) override;
   bool is_reached(uint64_t ticket) override;
-  Status wait_mark(uint64_t ticket, const KeepWaiting& keep_waiting, Mark* mark) override;
+  Status wait_event(uint64_t ticket, const KeepWaiting& keep_waiting, RecordedEvent* event) override;
   bool is_idle() override;
   void forget(uint64_t ticket) noexcept override;
-  Status has_op(std::string_view name, const KeepWaiting& keep_waiting, bool* known, OpError* error) override;
+  Status has_op(std::string_view name, const KeepWaiting& keep_waiting, bool* has, OpError* error) override;
 
   Status profile(ProfileCommand command, uint64_t limit, const KeepWaiting& keep_waiting,
                  WorkerProfile* profile) override;
@@ -110,9 +111,9 @@ class ClientImpl final : public Client {
   // Handles messages that have arrived, checks health, and reserves space in flight (Replies::reserve) for `messages`
   // and for a list of frees before them.
   Status begin(size_t messages, size_t bytes);
-  // Moves the pending frees to frees_now_ and encodes them to frees_bytes_.
-  void take_frees();
-  Status send_frees();
+  // Moves the pending frees to freed_ids_now_ and encodes them to freed_ids_bytes_.
+  void take_freed_ids();
+  Status send_freed_ids();
   // Sends the message in builder_. With `wants_reply`, the caller will wait for the reply.
   Status send(wire::Type type, bool wants_reply, AttachmentPtr attachment, uint64_t* sequence);
   // Before a program is added: drops programs beyond the limit, here and on the worker.
@@ -120,8 +121,8 @@ class ClientImpl final : public Client {
   // Sets copies_: the buffers that the next trace creates as copies of its inputs.
   void find_copies(const CachedProgram& program, const ir::Trace& trace);
   // Encodes a Run message with inputs_ and the pending frees.
-  std::span<const uint8_t> encode_run(CachedProgram& program, std::span<const int64_t> now, uint64_t base,
-                                      ir::MathModes math);
+  std::span<const uint8_t> encode_run(CachedProgram& program, std::span<const int64_t> now, uint64_t first_result_id,
+                                      ir::MathModes math_modes);
   void count_flush(const CachedProgram& program, bool hit, std::span<const uint8_t> control, FlushInfo* info);
   // The header of the next message, a Run. With a ticket, the caller will wait for the reply.
   wire::Header run_header(uint64_t* ticket, FlushInfo* info);
@@ -146,10 +147,10 @@ class ClientImpl final : public Client {
   friend Status drop_checkpoint(Client&, const KeepWaiting&);
 
   // Reads (client_read.cpp). The following require order_.
-  // Sends a Read. `ahead` marks a speculative read, for which nobody waits yet.
-  Status send_read(const ReadView& view, bool ahead, uint64_t* sequence);
+  // Sends a Read. `speculative` marks a speculative read, for which nobody waits yet.
+  Status send_read(const ReadView& view, bool speculative, uint64_t* sequence);
   // Sends a Read of a buffer's first `nbytes` bytes, which are cached: *snapshot.
-  Status send_read_whole(uint64_t buffer, uint64_t nbytes, bool ahead, SnapshotPtr* snapshot);
+  Status send_read_whole(uint64_t buffer, uint64_t nbytes, bool speculative, SnapshotPtr* snapshot);
   // Send speculative reads. The first function may only follow a message for which begin() reserved space for the
   // reads, too; the second one reserves it.
   Status send_guesses(const std::vector<SpeculativeReads::Guess>& guesses);
@@ -187,12 +188,12 @@ class ClientImpl final : public Client {
   flatbuffers::FlatBufferBuilder builder_{16 << 10};
   SpeculativeReads speculative_reads_;
   std::vector<uint32_t> dropped_;
-  std::vector<uint64_t> survivors_, inputs_, made_, frees_now_;
+  std::vector<uint64_t> survivors_, inputs_, made_, freed_ids_now_;
   std::vector<SpeculativeReads::Copy> copies_;
-  std::vector<uint8_t> params_, bindings_, frees_bytes_;
+  std::vector<uint8_t> params_, bindings_, freed_ids_bytes_;
 
-  std::mutex frees_mutex_;
-  std::vector<uint64_t> frees_;
+  std::mutex freed_ids_mutex_;
+  std::vector<uint64_t> freed_ids_;
 
   mutable std::mutex base_mutex_;
   Counters base_;  // the counters at the last reset
@@ -203,7 +204,7 @@ Status ClientImpl::send_request(wire::Type type, Encode&& encode, uint64_t* sequ
   if (abandoned_) return forked();
   std::lock_guard order(order_);
   if (Status status = begin(1, 0); !status) return status;
-  if (Status status = send_frees(); !status) return status;
+  if (Status status = send_freed_ids(); !status) return status;
   builder_.Clear();
   encode();
   return send(type, true, nullptr, sequence);

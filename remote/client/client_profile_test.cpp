@@ -6,7 +6,7 @@ namespace {
 
 TEST_P(ClientTest, AProfileSaysWhatTheClockIsAndWhatRan) {
   WorkerProfile profile;
-  ASSERT_TRUE(client->profile(ProfileCommand::kClock, 0, kPatient, &profile).ok());
+  ASSERT_TRUE(client->profile(ProfileCommand::kReadClock, 0, kPatient, &profile).ok());
   EXPECT_EQ(profile.process, 4242u);
   EXPECT_LE(profile.begin, profile.end);
   EXPECT_EQ(profile.clock_most, static_cast<int64_t>(FakeWorker::kFakeClock - profile.begin));
@@ -68,7 +68,7 @@ TEST_P(ClientTest, AProfileLeavesFailuresForTheNextWait) {
   TraceWriter(trace).op(0, 5, 10, true);
   flush();
   WorkerProfile profile;
-  EXPECT_TRUE(client->profile(ProfileCommand::kClock, 0, kPatient, &profile).ok());
+  EXPECT_TRUE(client->profile(ProfileCommand::kReadClock, 0, kPatient, &profile).ok());
   EXPECT_EQ(synchronize().message(), "no");
   worker = nullptr;
   EXPECT_EQ(client->profile(ProfileCommand::kStop, 0, kPatient, &profile).code(), ErrorCode::kLost);

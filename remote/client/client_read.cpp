@@ -5,21 +5,21 @@
 
 namespace torch_remote::remote {
 
-Status ClientImpl::send_read(const ReadView& view, bool ahead, uint64_t* sequence) {
+Status ClientImpl::send_read(const ReadView& view, bool speculative, uint64_t* sequence) {
   builder_.Clear();
   const auto s = builder_.CreateVector(view.sizes.data(), view.sizes.size());
   const auto t = builder_.CreateVector(view.strides.data(), view.strides.size());
-  builder_.Finish(wire::CreateRead(builder_, view.buffer, view.item_size, s, t, view.offset, ahead));
+  builder_.Finish(wire::CreateRead(builder_, view.buffer, view.item_size, s, t, view.offset, speculative));
   return send(wire::Type::kRead, true, nullptr, sequence);
 }
 
-Status ClientImpl::send_read_whole(uint64_t buffer, uint64_t nbytes, bool ahead, SnapshotPtr* snapshot) {
+Status ClientImpl::send_read_whole(uint64_t buffer, uint64_t nbytes, bool speculative, SnapshotPtr* snapshot) {
   const int64_t sizes[] = {static_cast<int64_t>(nbytes)}, strides[] = {1};
   uint64_t sequence;
-  if (Status status = send_read({buffer, 1, sizes, strides, 0}, ahead, &sequence); !status) return status;
+  if (Status status = send_read({buffer, 1, sizes, strides, 0}, speculative, &sequence); !status) return status;
   *snapshot = std::make_shared<Snapshot>();
-  (*snapshot)->state = ahead ? Snapshot::State::kRequested : Snapshot::State::kWaitedFor;
-  (*snapshot)->ahead = ahead;
+  (*snapshot)->state = speculative ? Snapshot::State::kRequested : Snapshot::State::kWaitedFor;
+  (*snapshot)->speculative = speculative;
   (*snapshot)->bytes.resize(nbytes);
   speculative_reads_.insert(buffer, *snapshot, sequence);
   return {};
@@ -44,12 +44,12 @@ Status ClientImpl::ask_for(const ReadView& view, uint64_t end, uint64_t* sequenc
     *snapshot = nullptr;
     if (usable) speculative_reads_.drop(view.buffer);
     if (Status status = begin(1, 0); !status) return status;
-    if (Status status = send_frees(); !status) return status;
+    if (Status status = send_freed_ids(); !status) return status;
     return send_read(view, false, sequence);
   }
   const std::vector<SpeculativeReads::Guess>& guesses = speculative_reads_.end_round(view.buffer, end);
   if (Status status = begin(1 + guesses.size(), 0); !status) return status;
-  if (Status status = send_frees(); !status) return status;
+  if (Status status = send_freed_ids(); !status) return status;
   if (const uint64_t nbytes = speculative_reads_.size_of(view.buffer, end); nbytes <= kMaxSpeculativeRead) {
     if (Status status = send_read_whole(view.buffer, nbytes, false, snapshot); !status) return status;
     *sequence = (*snapshot)->sequence;
@@ -62,14 +62,14 @@ Status ClientImpl::ask_for(const ReadView& view, uint64_t end, uint64_t* sequenc
 Status ClientImpl::reserve_and_send_guesses(const std::vector<SpeculativeReads::Guess>& guesses) {
   if (guesses.empty()) return {};
   if (Status status = begin(guesses.size(), 0); !status) return status;
-  if (Status status = send_frees(); !status) return status;
+  if (Status status = send_freed_ids(); !status) return status;
   return send_guesses(guesses);
 }
 
 Status ClientImpl::send_guesses(const std::vector<SpeculativeReads::Guess>& guesses) {
   for (const SpeculativeReads::Guess& guess : guesses) {
     SnapshotPtr kept;
-    if (std::ranges::find(frees_now_, guess.buffer) != frees_now_.end()) continue;
+    if (std::ranges::find(freed_ids_now_, guess.buffer) != freed_ids_now_.end()) continue;
     if (Status status = send_read_whole(guess.buffer, guess.nbytes, true, &kept); !status) return status;
   }
   return {};
@@ -79,8 +79,8 @@ Status ClientImpl::wait_for_snapshot(const ReadView& view, Snapshot& snapshot, c
                                      OpError* error) {
   Frame frame;
   // A speculative read shares the round trip of another read, so we do not count it.
-  Status status = snapshot.ahead ? replies_.wait(snapshot.sequence, keep_waiting, &frame, error)
-                                 : wait(snapshot.sequence, keep_waiting, &frame, error);
+  Status status = snapshot.speculative ? replies_.wait(snapshot.sequence, keep_waiting, &frame, error)
+                                       : wait(snapshot.sequence, keep_waiting, &frame, error);
   if (status.ok()) status = check_size(frame, snapshot.bytes.size());
   std::lock_guard order(order_);
   if (status.ok()) {
@@ -137,7 +137,7 @@ Status ClientImpl::read(uint64_t buffer, uint32_t item_size, std::span<const int
     Status status = wait_for_snapshot(view, *snapshot, keep_waiting, error);
     there = status.ok();
     const bool in_vain =
-        snapshot->ahead && status.code() != ErrorCode::kInterrupted && status.code() != ErrorCode::kLost;
+        snapshot->speculative && status.code() != ErrorCode::kInterrupted && status.code() != ErrorCode::kLost;
     if (!there && !in_vain) return read_error(buffer, std::move(status), error);
   }
   if (there) {
@@ -155,7 +155,7 @@ Status ClientImpl::read(uint64_t buffer, uint32_t item_size, std::span<const int
     *error = {};
     std::lock_guard order(order_);
     if (Status status = begin(1, 0); !status) return status;
-    if (Status status = send_frees(); !status) return status;
+    if (Status status = send_freed_ids(); !status) return status;
     if (Status status = send_read(view, false, &sequence); !status) return status;
   }
   Frame frame;

@@ -42,10 +42,10 @@ TEST_P(ClientTest, ProgramsAreBuiltForTheWorkerThatAnswered) {
   EXPECT_EQ(built_for.targets, (std::vector<std::string>{"fake-1", "fake-0"}));
   EXPECT_TRUE(built_for.supports(ir::GroupKind::kPointwise) && built_for.supports(ir::GroupKind::kReduce));
   EXPECT_FALSE(built_for.supports(ir::GroupKind::kRowwise));
-  EXPECT_EQ(built_for.dtypes, uint64_t{1} << 40);
+  EXPECT_EQ(built_for.dtype_mask, uint64_t{1} << 40);
   EXPECT_EQ(built_for.memory, 5000u);
   EXPECT_EQ(built_for.threads, 3u);
-  EXPECT_EQ(built_for.versions, "fake 1.0");
+  EXPECT_EQ(built_for.library_versions, "fake 1.0");
 }
 
 TEST_P(ClientTest, KnowsSessionAndDescription) {
@@ -70,7 +70,7 @@ TEST_P(ClientTest, TheSecondRunOfATraceIsAHitWithTheRightParametersAndIds) {
   EXPECT_EQ(types(), (std::vector<Type>{Type::kLoadProgram, Type::kRun, Type::kRun, Type::kSynchronize}));
   const auto run = worker->messages()[2];
   EXPECT_EQ(run.program, 1u);
-  EXPECT_EQ(run.base, base2);
+  EXPECT_EQ(run.first_result_id, base2);
   EXPECT_EQ(run.params, params);
   EXPECT_EQ(run.inputs, (std::vector<uint64_t>{5, 6, base1}));
   EXPECT_EQ(builds, 1);
@@ -109,25 +109,25 @@ TEST_P(ClientTest, AMissNamesTheFirstRecordThatDiffers) {
 TEST_P(ClientTest, MarksAreReachedInOrderAndMayBeForgotten) {
   uint64_t first, second, third;
   hold_builds();
-  ASSERT_TRUE(client->mark(&first).ok());
+  ASSERT_TRUE(client->record_event(&first).ok());
   TraceWriter(trace).op(0, 5, 10, true);
   flush();
-  ASSERT_TRUE(client->mark(&second).ok());
-  ASSERT_TRUE(client->mark(&third).ok());
+  ASSERT_TRUE(client->record_event(&second).ok());
+  ASSERT_TRUE(client->record_event(&third).ok());
   client->forget(second);
-  Mark mark;
+  RecordedEvent event;
   const auto release_and_wait = [&] {
     release_builds();  // only after the wait has begun
     return true;
   };
-  ASSERT_TRUE(client->wait_mark(third, release_and_wait, &mark).ok());
-  EXPECT_EQ(mark.reached, third * 1000);
+  ASSERT_TRUE(client->wait_event(third, release_and_wait, &event).ok());
+  EXPECT_EQ(event.device_time_ns, third * 1000);
   EXPECT_TRUE(client->is_reached(first));
-  ASSERT_TRUE(client->wait_mark(first, {}, &mark).ok());
-  EXPECT_EQ(mark.reached, first * 1000);
-  EXPECT_FALSE(mark.failed);
+  ASSERT_TRUE(client->wait_event(first, {}, &event).ok());
+  EXPECT_EQ(event.device_time_ns, first * 1000);
+  EXPECT_FALSE(event.failed);
   EXPECT_TRUE(client->is_idle());
-  EXPECT_EQ(client->counters().round_trips, 1u);  // the first mark's reply was already there
+  EXPECT_EQ(client->counters().round_trips, 1u);  // the first event's reply was already there
   client->forget(third);                          // has no effect
 }
 
@@ -136,13 +136,13 @@ TEST_P(ClientTest, AWaitForAMarkThatIsInterruptedCanBeTakenUpAgain) {
   TraceWriter(trace).op(0, 5, 10, true);
   flush();
   uint64_t ticket;
-  ASSERT_TRUE(client->mark(&ticket).ok());
+  ASSERT_TRUE(client->record_event(&ticket).ok());
   EXPECT_FALSE(client->is_reached(ticket));
-  Mark mark;
-  EXPECT_EQ(client->wait_mark(ticket, [] { return false; }, &mark).code(), ErrorCode::kInterrupted);
+  RecordedEvent event;
+  EXPECT_EQ(client->wait_event(ticket, [] { return false; }, &event).code(), ErrorCode::kInterrupted);
   release_builds();
-  ASSERT_TRUE(client->wait_mark(ticket, {}, &mark).ok());
-  EXPECT_EQ(mark.reached, ticket * 1000);
+  ASSERT_TRUE(client->wait_event(ticket, {}, &event).ok());
+  EXPECT_EQ(event.device_time_ns, ticket * 1000);
 }
 
 // A script with ever new structures: the cache stays bounded, and programs in use stay in it.
@@ -203,9 +203,9 @@ TEST_P(ClientTest, AProgramThatWasLoadedGoesWithWhoeverHadIt) {
   }
   EXPECT_EQ(unloaded, std::vector<uint32_t>{2});
   const uint64_t inputs[] = {5};
-  uint64_t base;
+  uint64_t first_result_id;
   FlushInfo info;
-  EXPECT_TRUE(client->run(kept, {sample, inputs, 1}, &base, &info).ok());
+  EXPECT_TRUE(client->run(kept, {sample, inputs, 1}, &first_result_id, &info).ok());
   EXPECT_TRUE(synchronize().ok());
 }
 
@@ -226,19 +226,19 @@ TEST_P(ClientTest, FreesGoWithTheNextMessage) {
   const auto messages = worker->messages();
   ASSERT_EQ(types(), (std::vector<Type>{Type::kFree, Type::kLoadProgram, Type::kRun, Type::kRun, Type::kFree,
                                         Type::kUpload, Type::kFree, Type::kRead}));
-  EXPECT_EQ(messages[0].frees, (std::vector<uint64_t>{3, 12}));
-  EXPECT_EQ(messages[2].frees, std::vector<uint64_t>{});
-  EXPECT_EQ(messages[3].frees, std::vector<uint64_t>{9});
-  EXPECT_EQ(messages[4].frees, std::vector<uint64_t>{4});
-  EXPECT_EQ(messages[6].frees, std::vector<uint64_t>{6});
+  EXPECT_EQ(messages[0].freed_ids, (std::vector<uint64_t>{3, 12}));
+  EXPECT_EQ(messages[2].freed_ids, std::vector<uint64_t>{});
+  EXPECT_EQ(messages[3].freed_ids, std::vector<uint64_t>{9});
+  EXPECT_EQ(messages[4].freed_ids, std::vector<uint64_t>{4});
+  EXPECT_EQ(messages[6].freed_ids, std::vector<uint64_t>{6});
 }
 
 TEST_P(ClientTest, MessagesQueueBehindABuildInOrderAndNobodyWaitsForIt) {
   hold_builds();
-  uint64_t base;
+  uint64_t first_result_id;
   TraceWriter(trace).op(0, 5, 10, true);
-  EXPECT_FALSE(flush(&base).hit);
-  TraceWriter(trace).op(0, base, 10, true);
+  EXPECT_FALSE(flush(&first_result_id).hit);
+  TraceWriter(trace).op(0, first_result_id, 10, true);
   EXPECT_TRUE(flush().hit);  // hits a program that is not built yet
   upload("a");
   TraceWriter(trace).op(1, 5, 10, true);
@@ -250,39 +250,39 @@ TEST_P(ClientTest, MessagesQueueBehindABuildInOrderAndNobodyWaitsForIt) {
   ASSERT_TRUE(synchronize().ok());
   EXPECT_EQ(types(), (std::vector<Type>{Type::kLoadProgram, Type::kRun, Type::kRun, Type::kUpload, Type::kLoadProgram,
                                         Type::kRun, Type::kRun, Type::kSynchronize}));
-  EXPECT_EQ(worker->messages()[2].inputs, std::vector<uint64_t>{base});
+  EXPECT_EQ(worker->messages()[2].inputs, std::vector<uint64_t>{first_result_id});
 }
 
 TEST_P(ClientTest, ResultsOfARunComeBack) {
-  worker->set_words({2, 3, 4});
+  worker->set_result_words({2, 3, 4});
   TraceWriter(trace).op(0, 5, 10, true);
   FlushInfo info;
-  uint64_t base, ticket;
-  ASSERT_TRUE(client->flush(trace, &base, &info, &ticket).ok());
+  uint64_t first_result_id, ticket;
+  ASSERT_TRUE(client->flush(trace, &first_result_id, &info, &ticket).ok());
   uint64_t after = upload("x");  // other messages may be sent before the results are waited for
   std::string text;
   ASSERT_TRUE(read(after, 1, &text).ok());
-  Words words;
-  ASSERT_TRUE(client->wait_results(ticket, &words, kPatient, &error).ok());
-  EXPECT_EQ(words, (Words{2, 3, 4}));
+  ResultWords result_words;
+  ASSERT_TRUE(client->wait_results(ticket, &result_words, kPatient, &error).ok());
+  EXPECT_EQ(result_words, (ResultWords{2, 3, 4}));
 }
 
 TEST_P(ClientTest, ALoadedGraphRunsBetweenRecordedOnes) {
   ProgramPtr program;
   ASSERT_TRUE(client->load(small_graph(), {{0xC0DE, 5, 0}}, {}, {}, &program).ok());
-  uint64_t base;
+  uint64_t first_result_id;
   TraceWriter(trace).op(0, 5, 10, true);
-  flush(&base);
+  flush(&first_result_id);
   for (int64_t step = 0; step < 2; ++step) {
     const int64_t params[] = {40 + step};
-    const uint64_t inputs[] = {base};
+    const uint64_t inputs[] = {first_result_id};
     uint64_t made;
     FlushInfo info;
     ASSERT_TRUE(client->run(program, {params, inputs, 1}, &made, &info).ok());
-    EXPECT_EQ(made, base + 1);
+    EXPECT_EQ(made, first_result_id + 1);
     EXPECT_EQ(info.hit, step == 1);
     EXPECT_EQ(info.ops, 1u);
-    base = made;
+    first_result_id = made;
   }
   ASSERT_TRUE(synchronize().ok());
   EXPECT_EQ(types(), (std::vector<Type>{Type::kLoadProgram, Type::kLoadProgram, Type::kRun, Type::kRun, Type::kRun,
@@ -290,8 +290,8 @@ TEST_P(ClientTest, ALoadedGraphRunsBetweenRecordedOnes) {
   const auto run = worker->messages()[4];
   EXPECT_EQ(run.program, 1u);
   EXPECT_EQ(run.params, std::vector<int64_t>{41});
-  EXPECT_EQ(run.inputs, std::vector<uint64_t>{base - 1});
-  EXPECT_EQ(run.base, base);
+  EXPECT_EQ(run.inputs, std::vector<uint64_t>{first_result_id - 1});
+  EXPECT_EQ(run.first_result_id, first_result_id);
   EXPECT_EQ(client->counters().programs_built, 2u);
   EXPECT_EQ(client->counters().program_hits, 1u);
 }
@@ -353,10 +353,10 @@ TEST_P(ClientTest, ThreadsMayFlushUploadReadAndFreeAtTheSameTime) {
       ir::Trace mine;
       for (int i = 0; i < 60; ++i) {
         TraceWriter(mine).op(t, 5, 10 + i, true).op(static_cast<uint32_t>(i % 3), 6, 10, false);
-        uint64_t base;
+        uint64_t first_result_id;
         FlushInfo info;
-        ASSERT_TRUE(client->flush(mine, &base, &info).ok());
-        client->free(base);
+        ASSERT_TRUE(client->flush(mine, &first_result_id, &info).ok());
+        client->free(first_result_id);
         const std::string text = std::to_string(t * 1000 + static_cast<uint32_t>(i));
         const uint64_t id = upload(text);
         std::string got;
@@ -380,9 +380,9 @@ TEST_P(ClientTest, TheClientRunsAheadOnlySoFar) {
     ir::Trace mine;
     for (int i = 0; i < 300; ++i) {
       TraceWriter(mine).op(0, 5, 10, true);
-      uint64_t base;
+      uint64_t first_result_id;
       FlushInfo info;
-      ASSERT_TRUE(client->flush(mine, &base, &info).ok());
+      ASSERT_TRUE(client->flush(mine, &first_result_id, &info).ok());
       ++sent;
     }
   });
@@ -419,14 +419,14 @@ TEST_P(ClientTest, SynchronizeBringsTheWorkersNumbers) {
   EXPECT_EQ(counters.worker_bytes, 11u);
   EXPECT_EQ(counters.worker_peak_bytes, 22u);
   EXPECT_EQ(counters.kernels_compiled, 44u);
-  EXPECT_EQ(counters.groups_refused, 55u);
+  EXPECT_EQ(counters.groups_without_kernel, 55u);
   EXPECT_GT(counters.bytes_sent, 0u);
   EXPECT_GT(counters.bytes_received, 0u);
   client->reset_counters();
   counters = client->counters();
   EXPECT_EQ(counters.worker_bytes, 11u);
   EXPECT_EQ(counters.kernels_compiled, 0u);
-  EXPECT_EQ(counters.groups_refused, 0u);
+  EXPECT_EQ(counters.groups_without_kernel, 0u);
   EXPECT_EQ(counters.round_trips, 0u);
   EXPECT_EQ(counters.bytes_sent, 0u);
   EXPECT_EQ(counters.bytes_received, 0u);
@@ -447,7 +447,7 @@ TEST_P(ClientTest, AsksForMemoryWithoutTellingFailures) {
   EXPECT_EQ(client->memory_use().allocated.freed, 150u);
   EXPECT_EQ(client->memory_use().reserved.peak, 1000u);
   EXPECT_EQ(client->memory_use().segments.current, 7u);
-  EXPECT_EQ(client->memory_use().failures, 2u);
+  EXPECT_EQ(client->memory_use().num_ooms, 2u);
   ASSERT_TRUE(client->memory({.limit = 1234, .reset_peak = true}, kPatient, &limits).ok());
   EXPECT_EQ(limits.limit, 1234u);
   EXPECT_EQ(client->memory_use().allocated.current, 5u);
@@ -455,9 +455,9 @@ TEST_P(ClientTest, AsksForMemoryWithoutTellingFailures) {
   EXPECT_EQ(synchronize().message(), "no");
 }
 
-TEST_P(ClientTest, DestructionSaysGoodbye) {
+TEST_P(ClientTest, DestructionClosesTheSession) {
   client = nullptr;
-  while (!worker->said_goodbye()) std::this_thread::yield();
+  while (!worker->session_was_closed()) std::this_thread::yield();
 }
 
 TEST_P(ClientTest, AfterAbandonNothingTouchesTheConnection) {

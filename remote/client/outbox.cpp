@@ -19,9 +19,9 @@ wire::Header header_like(const wire::Header& run, wire::Type type, uint64_t sequ
   return header;
 }
 
-flatbuffers::DetachedBuffer free_message(const flatbuffers::Vector<uint8_t>* frees) {
+flatbuffers::DetachedBuffer free_message(const flatbuffers::Vector<uint8_t>* freed_ids) {
   flatbuffers::FlatBufferBuilder builder;
-  const std::span<const uint8_t> bytes = wire::bytes(frees);
+  const std::span<const uint8_t> bytes = wire::bytes(freed_ids);
   builder.Finish(wire::CreateFree(builder, builder.CreateVector(bytes.data(), bytes.size())));
   return builder.Release();
 }
@@ -209,11 +209,11 @@ void Outbox::send_failed_run(Item& item, const BuildJob* job, const Status& why)
   }
   if (item.control.empty()) return;
   const auto* run = flatbuffers::GetRoot<wire::Run>(item.control.data());
-  (void)send_now(header_like(item.header, wire::Type::kFree, item.header.sequence), span_of(free_message(run->frees())),
-                 nullptr);
+  (void)send_now(header_like(item.header, wire::Type::kFree, item.header.sequence),
+                 span_of(free_message(run->freed_ids())), nullptr);
   OpError error{why, {}, {}};
   if (job && !job->trace.sources.empty()) error.source = job->trace.sources.front();
-  replies_.fail(item.header.sequence, item.run.base, item.run.made, std::move(error));
+  replies_.fail(item.header.sequence, item.run.first_result_id, item.run.made, std::move(error));
 }
 
 }  // namespace torch_remote::remote

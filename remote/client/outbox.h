@@ -20,8 +20,8 @@ namespace torch_remote::remote {
 // Describes a run, so that the outbox can fail its buffers if its program cannot be built.
 struct RunInfo {
   ProgramPtr program;
-  uint64_t base = 0;
-  uint64_t made = 0;  // number of buffers that the run creates, from `base` on
+  uint64_t first_result_id = 0;
+  uint64_t made = 0;  // number of buffers that the run creates, from `first_result_id` on
 };
 
 // A trace or graph whose program the worker does not have.

@@ -88,7 +88,7 @@ ProgramPtr ProgramCache::add(const ir::Graph& graph, std::vector<ir::SourceRef> 
   program->sources = std::move(sources);
   program->ops.assign(program->sources.size(), ir::kInvalidOpcode);
   for (const ir::Node& node : graph.nodes) {
-    if (node.source < program->ops.size()) program->ops[node.source] = node.opcode;
+    if (node.record < program->ops.size()) program->ops[node.record] = node.opcode;
   }
   number(program);
   return program;

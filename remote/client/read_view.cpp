@@ -29,7 +29,7 @@ bool measure(const ReadView& view, uint64_t* packed, uint64_t* end) {
     first_is_inside = first_is_inside && view.strides[i] >= 0;
     last += static_cast<__int128>(view.sizes[i] - 1) * view.strides[i];
   }
-  // UINT64_MAX is larger than any buffer that is read ahead.
+  // UINT64_MAX is larger than any buffer that is read speculatively.
   const __int128 bytes = (last + 1) * view.item_size;
   *end = first_is_inside && bytes >= 0 && bytes < INT64_MAX ? static_cast<uint64_t>(bytes) : UINT64_MAX;
   return true;

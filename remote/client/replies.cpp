@@ -156,8 +156,8 @@ void Replies::take_deferred(OpError* error) {
   if (!error->status) defer(std::move(*error));
   std::vector<OpError> all = std::exchange(deferred_, {});
   *error = std::move(all.front());
-  error->more.assign(std::make_move_iterator(all.begin() + 1), std::make_move_iterator(all.end()));
-  error->not_listed = std::exchange(not_listed_, 0);
+  error->more_errors.assign(std::make_move_iterator(all.begin() + 1), std::make_move_iterator(all.end()));
+  error->omitted_errors = std::exchange(omitted_errors_, 0);
 }
 
 // --- incoming messages -----------------------------------------------------------------------------------------------
@@ -178,19 +178,19 @@ Status Replies::handle(Frame& frame) {
       return handle_reply<wire::ProfileReply>(frame);
     case wire::Type::kSynchronizeReply:
       return handle_reply<wire::SynchronizeReply>(frame);
-    case wire::Type::kMarkReply:
-      return handle_reply<wire::MarkReply>(frame);
-    case wire::Type::kCallReply:
-      return handle_reply<wire::CallReply>(frame);
-    case wire::Type::kFileReply:
-      return handle_reply<wire::FileReply>(frame);
+    case wire::Type::kRecordEventReply:
+      return handle_reply<wire::RecordEventReply>(frame);
+    case wire::Type::kCallFunctionReply:
+      return handle_reply<wire::CallFunctionReply>(frame);
+    case wire::Type::kStatFileReply:
+      return handle_reply<wire::StatFileReply>(frame);
     case wire::Type::kMemoryReply:
       return handle_reply<wire::MemoryReply>(frame);
     case wire::Type::kProfilePart:
       return handle_profile_part(frame);
-    case wire::Type::kProgress:
-      if (const auto* progress = wire::verify<wire::Progress>(frame.control)) {
-        note_use(progress->use());
+    case wire::Type::kAcknowledge:
+      if (const auto* acknowledge = wire::verify<wire::Acknowledge>(frame.control)) {
+        store_stats(acknowledge->stats());
         return {};
       }
       break;
@@ -217,18 +217,18 @@ Status Replies::handle_reply(Frame& frame) {
   if (!message)
     return Status::invalid("remote: the worker's reply to message " + std::to_string(frame.header.sequence) +
                            " is damaged");
-  if constexpr (requires { message->use(); }) note_use(message->use());
+  if constexpr (requires { message->stats(); }) store_stats(message->stats());
   std::optional<OpError> error = op_error(message->error());
   if constexpr (std::is_same_v<Message, wire::SynchronizeReply>) {
-    if (error && message->more()) {
-      for (const wire::Error* other : *message->more()) error->more.push_back(*op_error(other));
+    if (error && message->more_errors()) {
+      for (const wire::Error* other : *message->more_errors()) error->more_errors.push_back(*op_error(other));
     }
-    if (error) error->not_listed = message->not_listed();
+    if (error) error->omitted_errors = message->omitted_errors();
   }
   const auto slot = slots_.find(frame.header.sequence);
   if (slot == slots_.end()) {
     // the thread that sent the question was interrupted
-    if (error && !message->error()->told()) defer(*std::move(error));
+    if (error && !message->error()->reported()) defer(*std::move(error));
     return {};
   }
   if (slot->second.unwanted) {
@@ -254,15 +254,15 @@ Status Replies::acknowledge(uint64_t sequence) {
   return {};
 }
 
-void Replies::note_use(const wire::WorkerUse* use) {
-  if (!use) return;
+void Replies::store_stats(const wire::WorkerStats* stats) {
+  if (!stats) return;
   const auto stat = [](const wire::MemoryStat& s) {
     return MemoryStat{s.current(), s.peak(), s.allocated(), s.freed()};
   };
-  totals_.memory = {stat(use->allocated()), stat(use->reserved()), stat(use->allocations()),
-                    stat(use->segments()),  use->retries(),        use->failures()};
-  totals_.kernels_compiled = use->kernels_compiled();
-  totals_.groups_refused = use->groups_refused();
+  totals_.memory = {stat(stats->allocated()), stat(stats->reserved()),    stat(stats->allocations()),
+                    stat(stats->segments()),  stats->num_alloc_retries(), stats->num_ooms()};
+  totals_.kernels_compiled = stats->kernels_compiled();
+  totals_.groups_without_kernel = stats->groups_without_kernel();
 }
 
 // --- profile ---------------------------------------------------------------------------------------------------------
@@ -285,26 +285,26 @@ WorkerProfile Replies::take_profile() {
 
 std::optional<OpError> Replies::op_error(const wire::Error* error) const {
   if (!error) return std::nullopt;
-  OpError result{wire::to_status(*error), {}, {}, error->skipped()};
+  OpError result{wire::to_status(*error), {}, {}, error->skipped_updates()};
   programs_.describe(error->program(), error->record(), error->sequence(), &result.source, &result.op);
   return result;
 }
 
 void Replies::defer(OpError error) {
   constexpr size_t kMost = 256;
-  not_listed_ += std::exchange(error.not_listed, 0);
-  std::vector<OpError> more = std::exchange(error.more, {});
+  omitted_errors_ += std::exchange(error.omitted_errors, 0);
+  std::vector<OpError> more_errors = std::exchange(error.more_errors, {});
   deferred_.push_back(std::move(error));
-  std::ranges::move(more, std::back_inserter(deferred_));
+  std::ranges::move(more_errors, std::back_inserter(deferred_));
   if (deferred_.size() <= kMost) return;
-  not_listed_ += deferred_.size() - kMost;
+  omitted_errors_ += deferred_.size() - kMost;
   deferred_.resize(kMost);
 }
 
-void Replies::fail(uint64_t sequence, uint64_t base, uint64_t count, OpError error) {
+void Replies::fail(uint64_t sequence, uint64_t first_result_id, uint64_t count, OpError error) {
   {
     std::lock_guard lock(mutex_);
-    if (count > 0) failed_runs_.push_back({base, count, error});
+    if (count > 0) failed_runs_.push_back({first_result_id, count, error});
     if (failed_runs_.size() > kMaxMissing) failed_runs_.pop_front();
     if (const auto slot = slots_.find(sequence); slot != slots_.end()) {
       slot->second.error = std::move(error);
@@ -320,7 +320,7 @@ void Replies::fail(uint64_t sequence, uint64_t base, uint64_t count, OpError err
 std::optional<OpError> Replies::failure_of(uint64_t buffer) const {
   std::lock_guard lock(mutex_);
   for (const FailedRun& m : failed_runs_) {
-    if (buffer - m.base < m.count) return m.error;
+    if (buffer - m.first_result_id < m.count) return m.error;
   }
   return std::nullopt;
 }

@@ -59,8 +59,9 @@ class Replies {
   WorkerProfile take_profile();
 
   // Records `error` for a run that cannot be sent. The wait for that run (`sequence`) reports it, and so do reads of
-  // the buffers [base, base + count) that it should have created. Without such a wait, take_deferred reports it.
-  void fail(uint64_t sequence, uint64_t base, uint64_t count, OpError error);
+  // the buffers [first_result_id, first_result_id + count) that it should have created. Without such a wait,
+  // take_deferred reports it.
+  void fail(uint64_t sequence, uint64_t first_result_id, uint64_t count, OpError error);
   // The error that fail() recorded for this buffer, if any.
   std::optional<OpError> failure_of(uint64_t buffer) const;
 
@@ -77,7 +78,7 @@ class Replies {
   struct Totals {
     uint64_t bytes_received = 0;  // control bytes
     uint64_t kernels_compiled = 0;
-    uint64_t groups_refused = 0;
+    uint64_t groups_without_kernel = 0;
     uint64_t back_pressure_waits = 0;
     MemoryUse memory;
   };
@@ -91,7 +92,7 @@ class Replies {
     std::optional<OpError> error;
   };
   struct FailedRun {
-    uint64_t base, count;
+    uint64_t first_result_id, count;
     OpError error;
   };
   struct Credit {
@@ -113,7 +114,7 @@ class Replies {
   Status handle_reply(Frame& frame);
   Status handle_profile_part(Frame& frame);
   Status acknowledge(uint64_t sequence);
-  void note_use(const wire::WorkerUse* use);
+  void store_stats(const wire::WorkerStats* stats);
   std::optional<OpError> op_error(const wire::Error* error) const;
   void defer(OpError error);
   void set_lost(const Status& why);
@@ -128,7 +129,7 @@ class Replies {
   uint64_t lost_at_ = 0;
   std::map<uint64_t, Slot> slots_;  // by sequence
   std::vector<OpError> deferred_;
-  uint64_t not_listed_ = 0;  // failures in excess of deferred_
+  uint64_t omitted_errors_ = 0;  // failures in excess of deferred_
   std::deque<FailedRun> failed_runs_;
   // ring buffer of the messages that are not acknowledged yet, in order
   std::array<Credit, kMaxUnacknowledged> credits_;

@@ -4,13 +4,13 @@
 
 namespace torch_remote::remote {
 
-void SpeculativeReads::on_run(const CachedProgram& program, std::span<const uint64_t> inputs, uint64_t base,
+void SpeculativeReads::on_run(const CachedProgram& program, std::span<const uint64_t> inputs, uint64_t first_result_id,
                               std::vector<uint64_t>& made, std::span<const Copy> copies) {
   Run& run = runs_[++number_ % kRuns];
   run.number = number_;
   run.program = program.number;
   run.round = 0;
-  run.base = base;
+  run.first_result_id = first_result_id;
   run.made.swap(made);
   run.copies.assign(copies.begin(), copies.end());
   if (snapshots_.empty()) return;
@@ -18,7 +18,7 @@ void SpeculativeReads::on_run(const CachedProgram& program, std::span<const uint
     const auto source = snapshots_.find(copy.source);
     if (source == snapshots_.end() || source->second->state == Snapshot::State::kFailed) continue;
     const SnapshotPtr shared = source->second;  // keep() may rehash the map
-    if (shared->bytes.size() == run.made[copy.index]) insert(base + copy.index, shared, shared->sequence);
+    if (shared->bytes.size() == run.made[copy.index]) insert(first_result_id + copy.index, shared, shared->sequence);
   }
   const bool known = program.facts_known.load(std::memory_order_acquire);
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -69,7 +69,7 @@ const SpeculativeReads::Run* SpeculativeReads::find_run(uint64_t buffer) const {
   const uint64_t count = std::min<uint64_t>(number_, kRuns);
   for (uint64_t i = 0; i < count; ++i) {
     const Run& run = runs_[(number_ - i) % kRuns];
-    if (buffer - run.base < run.made.size()) return &run;
+    if (buffer - run.first_result_id < run.made.size()) return &run;
   }
   return nullptr;
 }
@@ -78,7 +78,7 @@ uint64_t SpeculativeReads::origin(uint64_t buffer) const {
   for (size_t step = 0; step < kRuns; ++step) {
     const Run* run = find_run(buffer);
     if (run == nullptr) return buffer;
-    const auto copy = std::ranges::find(run->copies, buffer - run->base, &Copy::index);
+    const auto copy = std::ranges::find(run->copies, buffer - run->first_result_id, &Copy::index);
     if (copy == run->copies.end()) return buffer;
     buffer = copy->source;
   }
@@ -98,7 +98,7 @@ const std::vector<SpeculativeReads::Guess>& SpeculativeReads::end_round(uint64_t
   // This buffer could have been requested when the round of its run ended, so we record it for that round.
   buffer = origin(buffer);
   if (const Run* run = find_run(buffer); run != nullptr && run->round != 0) {
-    const auto index = static_cast<uint32_t>(buffer - run->base);
+    const auto index = static_cast<uint32_t>(buffer - run->first_result_id);
     if (Entry* entry = find_entry(*run, index)) {
       entry->unused = 0;
     } else if (std::vector<Entry>& entries = read_after_[run->round]; entries.size() < kMostEntries) {
@@ -117,7 +117,7 @@ const std::vector<SpeculativeReads::Guess>& SpeculativeReads::end_round(uint64_t
     for (uint64_t n = number_; n >= first; --n) {  // finds the program's last run in this round
       const Run& run = runs_[n % kRuns];
       if (run.program != entry.program || entry.index >= run.made.size()) continue;
-      const uint64_t other = run.base + entry.index;
+      const uint64_t other = run.first_result_id + entry.index;
       const uint64_t nbytes = run.made[entry.index] != 0 ? run.made[entry.index] : entry.nbytes;
       if (other != buffer && nbytes != 0 && nbytes <= kMaxSpeculativeRead && !snapshots_.contains(other)) {
         ++entry.unused;
@@ -133,12 +133,12 @@ void SpeculativeReads::on_use(uint64_t buffer) {
   buffer = origin(buffer);
   const Run* run = find_run(buffer);
   if (run == nullptr) return;
-  if (Entry* entry = find_entry(*run, static_cast<uint32_t>(buffer - run->base))) entry->unused = 0;
+  if (Entry* entry = find_entry(*run, static_cast<uint32_t>(buffer - run->first_result_id))) entry->unused = 0;
 }
 
 uint64_t SpeculativeReads::size_of(uint64_t buffer, uint64_t least) const {
   const Run* run = find_run(buffer);
-  return run == nullptr ? least : std::max(run->made[buffer - run->base], least);
+  return run == nullptr ? least : std::max(run->made[buffer - run->first_result_id], least);
 }
 
 }  // namespace torch_remote::remote

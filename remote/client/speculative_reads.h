@@ -28,7 +28,7 @@ struct Snapshot {
     kFailed
   };
   State state = State::kRequested;
-  bool ahead = false;            // a speculative read
+  bool speculative = false;      // a speculative read
   uint64_t sequence = 0;         // of the Read message
   std::vector<std::byte> bytes;  // has its final size from the start; constant once state is kReady
 };
@@ -42,14 +42,14 @@ class SpeculativeReads {
     uint64_t nbytes;
   };
 
-  // Says that this run is sent next. `made` has the sizes in bytes of the buffers that it creates from `base` on; the
-  // vector is exchanged for an unused one. `copies` lists those of them that are byte-for-byte copies of another
-  // buffer.
+  // Says that this run is sent next. `made` has the sizes in bytes of the buffers that it creates from
+  // `first_result_id` on; the vector is exchanged for an unused one. `copies` lists those of them that are
+  // byte-for-byte copies of another buffer.
   struct Copy {
     uint32_t index;
     uint64_t source;
   };
-  void on_run(const CachedProgram& program, std::span<const uint64_t> inputs, uint64_t base,
+  void on_run(const CachedProgram& program, std::span<const uint64_t> inputs, uint64_t first_result_id,
               std::vector<uint64_t>& made, std::span<const Copy> copies);
   // Says that the next message frees these ids.
   void on_free(std::span<const uint64_t> ids);
@@ -76,7 +76,7 @@ class SpeculativeReads {
     uint64_t number = 0;
     uint32_t program = 0;
     uint32_t round = 0;  // the program that ended the round of this run; 0: the round is still open
-    uint64_t base = 0;
+    uint64_t first_result_id = 0;
     std::vector<uint64_t> made;
     std::vector<Copy> copies;
   };

@@ -29,12 +29,12 @@ inline constexpr uint64_t kMaxProgramBytes = uint64_t{512} << 20;
 // A failure on the worker, with the source of the op that failed.
 struct OpError {
   Status status;
-  ir::SourceRef source;  // of the record that failed
-  std::string op;        // schema name; empty if the failure is not due to a single op
-  uint64_t skipped = 0;  // in-place updates that were skipped because of this failure
+  ir::SourceRef source;          // of the record that failed
+  std::string op;                // schema name; empty if the failure is not due to a single op
+  uint64_t skipped_updates = 0;  // in-place updates that were skipped because of this failure
   // From synchronize: the other failures that no wait has reported.
-  std::vector<OpError> more = {};
-  uint64_t not_listed = 0;  // number of further failures that are not listed
+  std::vector<OpError> more_errors = {};
+  uint64_t omitted_errors = 0;  // number of further failures that are not listed
 };
 
 // A program to build, from a recorded trace or from a graph.
@@ -56,7 +56,7 @@ using BuildFunction = std::function<Status(const BuildRequest& request, std::vec
 struct FileVersion {
   uint64_t size = 0;  // bytes
   uint64_t inode = 0;
-  int64_t modified = 0;  // ns since 1970
+  int64_t mtime_ns = 0;  // ns since 1970
 };
 
 // A file as the worker sees it.
@@ -64,7 +64,7 @@ struct FoundFile {
   FileVersion version;
   bool readable = false;  // whether the worker may read this file for its client
   bool allowed = false;   // whether the worker reads files for its clients at all
-  std::string why;        // why it may not read the file
+  std::string reason;     // why it may not read the file
 };
 
 // A tensor passed to a Python function next to the worker: a strided view of a buffer.

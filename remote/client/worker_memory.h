@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-// A worker reports this about its machine and its memory (wire.fbs: HelloReply, WorkerUse, Memory, MemoryReply).
+// A worker reports this about its machine and its memory (wire.fbs: HelloReply, WorkerStats, Memory, MemoryReply).
 namespace torch_remote::remote {
 
 // The hardware that computes.
@@ -24,13 +24,13 @@ struct MemoryStat {
 struct MemoryUse {
   MemoryStat allocated, reserved;    // bytes in buffers, and bytes that the allocator holds
   MemoryStat allocations, segments;  // the numbers of buffers and segments
-  uint64_t retries = 0;              // allocations that succeeded after the allocator trimmed its memory
-  uint64_t failures = 0;             // allocations that failed
+  uint64_t num_alloc_retries = 0;    // allocations that succeeded after the allocator trimmed its memory
+  uint64_t num_ooms = 0;             // allocations that failed
 };
 
 // Requests to the worker's allocator, executed in the order of the fields.
 struct MemoryRequest {
-  bool trim = false;              // give back memory that is reserved but not in use
+  bool empty_cache = false;       // give back memory that is reserved but not in use
   std::optional<uint64_t> limit;  // bytes that may be reserved from now on
   bool reset_peak = false;
   bool reset_totals = false;

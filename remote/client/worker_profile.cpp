@@ -7,7 +7,7 @@
 
 namespace torch_remote::remote {
 
-static_assert(static_cast<int>(ProfileCommand::kClock) == static_cast<int>(wire::ProfileCommand::Clock));
+static_assert(static_cast<int>(ProfileCommand::kReadClock) == static_cast<int>(wire::ProfileCommand::ReadClock));
 static_assert(static_cast<int>(ProfileCommand::kStart) == static_cast<int>(wire::ProfileCommand::Start));
 static_assert(static_cast<int>(ProfileCommand::kStop) == static_cast<int>(wire::ProfileCommand::Stop));
 
@@ -25,8 +25,8 @@ void decode_worker_clock(const Frame& reply, uint64_t begin, uint64_t end, Worke
   profile->process = message->process();
   profile->begin = begin;
   profile->end = end;
-  profile->clock_least = static_cast<int64_t>(message->sent() - end);
-  profile->clock_most = static_cast<int64_t>(message->received() - begin);
+  profile->clock_least = static_cast<int64_t>(message->sent_ns() - end);
+  profile->clock_most = static_cast<int64_t>(message->received_ns() - begin);
 }
 
 Status append_worker_profile(const Frame& part, WorkerProfile* profile) {
@@ -39,9 +39,10 @@ Status append_worker_profile(const Frame& part, WorkerProfile* profile) {
       append(program->labels(), &known.labels);
       append(program->runners(), &known.runners);
       append(program->declined(), &known.declined);
-      if (program->records()) known.records.assign(program->records()->begin(), program->records()->end());
+      if (program->record_indices())
+        known.record_indices.assign(program->record_indices()->begin(), program->record_indices()->end());
       const size_t nodes = known.labels.size();
-      if (known.records.size() != nodes || known.runners.size() != nodes || known.declined.size() != nodes) {
+      if (known.record_indices.size() != nodes || known.runners.size() != nodes || known.declined.size() != nodes) {
         return Status::invalid("remote: the worker's profile of program " + std::to_string(known.program) +
                                " names nodes that the program does not have");
       }

@@ -14,10 +14,10 @@ namespace torch_remote::remote {
 struct WorkerProfile {
   struct ProfiledProgram {
     uint32_t program = 0;
-    std::vector<std::string> labels;    // of each node and group: "aten::relu(f32[4])"
-    std::vector<uint32_t> records;      // of each node and group: the record of the trace
-    std::vector<std::string> runners;   // of each node and group: the runner that executed it: "ATen 2.13.0"
-    std::vector<std::string> declined;  // of each node and group: the runners that declined it, with reasons, or ""
+    std::vector<std::string> labels;       // of each node and group: "aten::relu(f32[4])"
+    std::vector<uint32_t> record_indices;  // of each node and group: the record of the trace
+    std::vector<std::string> runners;      // of each node and group: the runner that executed it: "ATen 2.13.0"
+    std::vector<std::string> declined;     // of each node and group: the runners that declined it, with reasons, or ""
   };
 
   uint32_t process = 0;
@@ -35,7 +35,7 @@ struct WorkerProfile {
 };
 
 // The command of a Profile message, as wire::ProfileCommand.
-enum class ProfileCommand : uint8_t { kClock, kStart, kStop };
+enum class ProfileCommand : uint8_t { kReadClock, kStart, kStop };
 
 // Sets process and clocks from a verified ProfileReply. `begin` and `end` are the times of the exchange.
 void decode_worker_clock(const Frame& reply, uint64_t begin, uint64_t end, WorkerProfile* profile);

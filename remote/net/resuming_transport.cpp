@@ -32,6 +32,15 @@ wire::Header link_header(wire::Type type) {
   return header;
 }
 
+// Informs the other end that the session is over, unless it does not receive.
+void send_closed(StreamTransport& connection) {
+  bool sent = false;
+  for (int i = 0; i < 100 && !sent; ++i) {
+    if (!connection.send_at_once(link_header(wire::Type::kSessionClosed), {}, &sent)) break;
+    if (!sent) std::this_thread::sleep_for(1ms);
+  }
+}
+
 }  // namespace
 
 ResumingTransport::ResumingTransport(Connection first, Options options, Reconnect reconnect)
@@ -55,11 +64,7 @@ ResumingTransport::~ResumingTransport() {
   changed_.notify_all();
   keeper_changed_.notify_all();
   keeper_.join();
-  bool sent = false;
-  for (int i = 0; connection && i < 100 && !sent; ++i) {
-    if (!connection->send_at_once(link_header(wire::Type::kEnd), {}, &sent)) break;
-    if (!sent) std::this_thread::sleep_for(1ms);
-  }
+  if (connection) send_closed(*connection);
 }
 
 // --- sending ---------------------------------------------------------------------------------------------------------
@@ -158,10 +163,10 @@ Status ResumingTransport::take(Lock& lock, std::chrono::nanoseconds timeout, Fra
 
 bool ResumingTransport::count(const Frame& frame) {
   switch (static_cast<wire::Type>(frame.header.type)) {
-    case wire::Type::kReceived:
+    case wire::Type::kReceivedAck:
       drop_acknowledged(frame.header.sequence);
       return false;
-    case wire::Type::kEnd:
+    case wire::Type::kSessionClosed:
       set_lost({ErrorCode::kLost, "remote: the other end has ended the session"});
       return false;
     default:
@@ -175,7 +180,7 @@ void ResumingTransport::acknowledge(Lock& lock, bool now) {
   const ConnectionPtr connection = connection_;
   if (!connection || (!now && received_ - acknowledged_to_peer_ < kFrames && unacknowledged_received_bytes_ < kBytes))
     return;
-  wire::Header header = link_header(wire::Type::kReceived);
+  wire::Header header = link_header(wire::Type::kReceivedAck);
   const uint64_t received = header.sequence = received_;
   bool sent = false;
   lock.unlock();
@@ -378,6 +383,7 @@ void ResumingTransport::try_to_reconnect(Lock& lock) {
     if (!connection_) broken_why_ = status;
     return;
   }
+  if (connection_) send_closed(*connection_);  // it works, so the other end need not wait for another one
   set_lost(status);
 }
 

@@ -311,7 +311,7 @@ TEST(ResumingTransport, UploadsAreConfirmedSeveralAtATime) {
   int confirmations = 0;
   uint64_t confirmed = 0;
   while (other->receive(&frame, 20ms).ok()) {
-    ASSERT_EQ(frame.header.type, static_cast<uint8_t>(wire::Type::kReceived));
+    ASSERT_EQ(frame.header.type, static_cast<uint8_t>(wire::Type::kReceivedAck));
     confirmed = frame.header.sequence;
     ++confirmations;
   }

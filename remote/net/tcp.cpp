@@ -162,7 +162,7 @@ Status listen_tcp(Address* address, int* socket, bool* loopback) {
   const int made = ::socket(at.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   const int on = 1;
   if (made >= 0) setsockopt(made, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  if (made < 0 || bind(made, at.ai_addr, at.ai_addrlen) != 0 || ::listen(made, 64) != 0) {
+  if (made < 0 || bind(made, at.ai_addr, at.ai_addrlen) != 0 || ::listen(made, SOMAXCONN) != 0) {
     const std::string why = std::strerror(errno);
     if (made >= 0) close(made);
     return {ErrorCode::kUnsupported, "remote: cannot listen on " + address->text() + ": " + why};

@@ -25,7 +25,7 @@ using namespace std::chrono_literals;
 
 constexpr std::string_view kSocket = "socket:", kChannel = "channel:";
 constexpr auto kAfterEndOfFile = 500ms;  // the connection ends shortly before the process does
-constexpr auto kAfterGoodbye = 2s;
+constexpr auto kAfterCloseSession = 2s;
 constexpr auto kAfterTerminate = 1s;
 
 // The path in a unix:// URL.
@@ -68,7 +68,7 @@ class LocalWorker : public WorkerHandle {
   ~LocalWorker() override {
     if (abandoned_) return;
     transport_ = nullptr;
-    if (child_->wait(kAfterGoodbye)) return;
+    if (child_->wait(kAfterCloseSession)) return;
     child_->signal(SIGTERM);
     if (child_->wait(kAfterTerminate)) return;
     child_->signal(SIGKILL);

@@ -19,12 +19,12 @@ std::span<const uint8_t> finished(const FlatBufferBuilder& builder) {
 flatbuffers::Offset<wire::Error> error_of(FlatBufferBuilder& builder, const Status& status, uint32_t program = 0,
                                           uint32_t record = 0, uint64_t sequence = 0) {
   if (status.ok()) return 0;
-  return wire::CreateErrorDirect(builder, static_cast<uint8_t>(status.code()), status.kind().c_str(),
+  return wire::CreateErrorDirect(builder, static_cast<uint8_t>(status.code()), status.exception_type().c_str(),
                                  status.message().c_str(), program, record, sequence);
 }
 
 // Some numbers that differ from each other.
-wire::WorkerUse worker_use(uint64_t allocated) {
+wire::WorkerStats worker_stats(uint64_t allocated) {
   const auto stat = [](uint64_t n) { return wire::MemoryStat(n, 2 * n, 4 * n, 3 * n); };
   return {stat(allocated), stat(10 * allocated), stat(3), stat(7), 1, 2, 4 * allocated, 5 * allocated};
 }
@@ -60,25 +60,25 @@ void FakeWorker::serve() {
     Frame frame;
     Status status = transport_->receive(&frame, std::chrono::nanoseconds::zero());
     if (status.code() == ErrorCode::kTimeout) {
-      progress();  // idle
+      acknowledge();  // idle
       status = transport_->receive(&frame, std::chrono::seconds(1));
     }
     if (status.code() == ErrorCode::kTimeout) continue;
     if (!status || !handle(frame)) break;
-    if (done_ - acknowledged_ >= 32) progress();
+    if (done_ - acknowledged_ >= 32) acknowledge();
   }
   held_.clear();
   std::lock_guard lock(mutex_);
   transport_ = nullptr;
 }
 
-void FakeWorker::progress() {
+void FakeWorker::acknowledge() {
   if (done_ == acknowledged_) return;
   FlatBufferBuilder builder;
   const auto error = error_of(builder, failure_.status, failed_.program, failure_.record, failed_.sequence);
-  const wire::WorkerUse use = worker_use(1000);
-  builder.Finish(wire::CreateProgress(builder, &use, error));
-  reply(wire::Type::kProgress, done_, finished(builder), nullptr);
+  const wire::WorkerStats stats = worker_stats(1000);
+  builder.Finish(wire::CreateAcknowledge(builder, &stats, error));
+  reply(wire::Type::kAcknowledge, done_, finished(builder), nullptr);
   acknowledged_ = done_;
 }
 
@@ -132,10 +132,10 @@ AttachmentPtr FakeWorker::encode_profile(flatbuffers::FlatBufferBuilder& builder
   }
   const std::vector labels{builder.CreateString("aten::relu(f32[4])")};
   const auto label_vector = builder.CreateVector(labels);
-  const auto records = builder.CreateVector(std::vector<uint32_t>{0});
+  const auto record_indices = builder.CreateVector(std::vector<uint32_t>{0});
   const std::vector names{builder.CreateString("ATen")}, reasons{builder.CreateString("")};
   const auto runners = builder.CreateVector(names), declined = builder.CreateVector(reasons);
-  const std::vector programs{wire::CreateProfileProgram(builder, 1, label_vector, records, runners, declined)};
+  const std::vector programs{wire::CreateProfileProgram(builder, 1, label_vector, record_indices, runners, declined)};
   builder.Finish(
       wire::CreateProfileReply(builder, 0, 4242, kFakeClock, kFakeClock + 1, 3, builder.CreateVector(programs)));
   return attachment;
@@ -145,35 +145,35 @@ void FakeWorker::run(Frame& frame, Message& message) {
   const auto* run = wire::verify<wire::Run>(frame.control);
   ASSERT_NE(run, nullptr);
   message.program = run->program();
-  message.base = run->base();
+  message.first_result_id = run->first_result_id();
   const auto found = last_runs_.find(run->program());
   ASSERT_NE(found, last_runs_.end()) << "program " << run->program() << " is not loaded";
   LastRun& last = found->second;
-  if (run->afresh()) {
+  if (run->reset_delta()) {
     last.params.assign(last.params.size(), 0);
     last.bindings = {std::vector<uint64_t>(last.bindings.ids.size()), {}, 0};
   }
   bool changed;
   ASSERT_TRUE(decode_params(wire::bytes(run->params()), last.params, &changed).ok());
-  ASSERT_TRUE(decode_bindings(wire::bytes(run->bindings()), run->base(), last.bindings).ok());
-  ASSERT_TRUE(decode_frees(wire::bytes(run->frees()), &message.frees).ok());
+  ASSERT_TRUE(decode_bindings(wire::bytes(run->bindings()), run->first_result_id(), last.bindings).ok());
+  ASSERT_TRUE(decode_freed_ids(wire::bytes(run->freed_ids()), &message.freed_ids).ok());
   if (log_) {
     message.params = last.params;
     message.inputs = last.bindings.ids;
   }
   std::function<Failure(const Message&)> on_run;
-  std::vector<int64_t> words;
+  std::vector<int64_t> result_words;
   {
     std::lock_guard lock(mutex_);
     on_run = on_run_;
-    words = words_;
+    result_words = result_words_;
   }
   Failure failure;
   if (on_run) failure = on_run(message);
   if (frame.header.flags & wire::kWantsReply) {
     FlatBufferBuilder builder;
     const auto error = error_of(builder, failure.status, message.program, failure.record, message.sequence);
-    builder.Finish(wire::CreateRunReplyDirect(builder, error, &words));
+    builder.Finish(wire::CreateRunReplyDirect(builder, error, &result_words));
     answer(wire::Type::kRunReply, builder, nullptr);
   } else if (!failure.status.ok() && failure_.status.ok()) {
     failure_ = failure;
@@ -204,9 +204,9 @@ bool FakeWorker::handle(Frame& frame) {
       reply(wire::Type::kHelloReply, message.sequence, finished(builder), nullptr);
       return hello_.ok();
     }
-    case wire::Type::kGoodbye: {
+    case wire::Type::kCloseSession: {
       std::lock_guard lock(mutex_);
-      goodbye_ = true;
+      session_closed_ = true;
       return false;
     }
     case wire::Type::kLoadProgram: {
@@ -219,8 +219,8 @@ bool FakeWorker::handle(Frame& frame) {
       last.bindings.ids.assign(counts[1], 0);
       break;
     }
-    case wire::Type::kUnload:
-      for (const uint32_t program : *wire::verify<wire::Unload>(frame.control)->programs()) {
+    case wire::Type::kUnloadPrograms:
+      for (const uint32_t program : *wire::verify<wire::UnloadPrograms>(frame.control)->programs()) {
         message.unloaded.push_back(program);
         last_runs_.erase(program);
       }
@@ -235,7 +235,8 @@ bool FakeWorker::handle(Frame& frame) {
       break;
     }
     case wire::Type::kFree:
-      EXPECT_TRUE(decode_frees(wire::bytes(wire::verify<wire::Free>(frame.control)->frees()), &message.frees).ok());
+      EXPECT_TRUE(
+          decode_freed_ids(wire::bytes(wire::verify<wire::Free>(frame.control)->freed_ids()), &message.freed_ids).ok());
       break;
     case wire::Type::kRead: {
       message.buffer = wire::verify<wire::Read>(frame.control)->buffer();
@@ -254,26 +255,26 @@ bool FakeWorker::handle(Frame& frame) {
       answer(wire::Type::kReadReply, builder, attachment);
       break;
     }
-    case wire::Type::kMark: {
-      builder.Finish(wire::CreateMarkReply(builder, 0, message.sequence * 1000, false));
-      answer(wire::Type::kMarkReply, builder, nullptr);
+    case wire::Type::kRecordEvent: {
+      builder.Finish(wire::CreateRecordEventReply(builder, 0, message.sequence * 1000, false));
+      answer(wire::Type::kRecordEventReply, builder, nullptr);
       break;
     }
-    case wire::Type::kFile: {
+    case wire::Type::kStatFile: {
       const wire::FileVersion version(12, 34, 56);
-      const bool found = wire::verify<wire::File>(frame.control)->path()->str() == "there";
-      const auto why = builder.CreateString("it is not there");
-      builder.Finish(wire::CreateFileReply(builder, 0, found ? &version : nullptr, true, why));
-      answer(wire::Type::kFileReply, builder, nullptr);
+      const bool found = wire::verify<wire::StatFile>(frame.control)->path()->str() == "there";
+      const auto reason = builder.CreateString("it is not there");
+      builder.Finish(wire::CreateStatFileReply(builder, 0, found ? &version : nullptr, true, reason));
+      answer(wire::Type::kStatFileReply, builder, nullptr);
       break;
     }
-    case wire::Type::kCall: {
+    case wire::Type::kCallFunction: {
       const std::vector<uint64_t> sizes = {4, 8};
-      builder.Finish(wire::CreateCallReply(builder, 0, builder.CreateVector(sizes)));
-      answer(wire::Type::kCallReply, builder, frame.attachment);  // the request is the result
+      builder.Finish(wire::CreateCallFunctionReply(builder, 0, builder.CreateVector(sizes)));
+      answer(wire::Type::kCallFunctionReply, builder, frame.attachment);  // the request is the result
       break;
     }
-    case wire::Type::kEndCall:
+    case wire::Type::kCancelFunction:
       break;
     case wire::Type::kReadFile:
       message.buffer = wire::verify<wire::ReadFile>(frame.control)->buffer();
@@ -293,27 +294,27 @@ bool FakeWorker::handle(Frame& frame) {
     }
     case wire::Type::kMemory: {
       const auto* request = wire::verify<wire::Memory>(frame.control);
-      const wire::WorkerUse use = worker_use(request->reset_peak() ? 5 : 50);
-      builder.Finish(wire::CreateMemoryReply(builder, 0, &use, request->limit().value_or(77), 66));
+      const wire::WorkerStats stats = worker_stats(request->reset_peak() ? 5 : 50);
+      builder.Finish(wire::CreateMemoryReply(builder, 0, &stats, request->limit().value_or(77), 66));
       answer(wire::Type::kMemoryReply, builder, nullptr);
       break;
     }
     case wire::Type::kSynchronize: {
       const auto error = error_of(builder, failure_.status, failed_.program, failure_.record, failed_.sequence);
       failure_ = {};
-      const wire::WorkerUse use = worker_use(11);
+      const wire::WorkerStats stats = worker_stats(11);
       const auto what = wire::verify<wire::Synchronize>(frame.control)->checkpoint();
-      const bool keeps = what == wire::Checkpoint::Keep;
+      const bool creates = what == wire::Checkpoint::Create;
       if (what != wire::Checkpoint::None) checkpoint_.clear();
       std::vector<uint64_t> ids, sizes;
       for (const auto& [id, bytes] : buffers_) {
-        if (!keeps) break;
+        if (!creates) break;
         checkpoint_[id] = bytes;
         ids.push_back(id);
         sizes.push_back(bytes.size());
       }
       const auto buffers = builder.CreateVector(ids), bytes = builder.CreateVector(sizes);
-      builder.Finish(wire::CreateSynchronizeReply(builder, error, &use, 0, 0, keeps, buffers, bytes));
+      builder.Finish(wire::CreateSynchronizeReply(builder, error, &stats, 0, 0, creates, buffers, bytes));
       answer(wire::Type::kSynchronizeReply, builder, nullptr);
       break;
     }

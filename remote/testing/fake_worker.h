@@ -26,10 +26,10 @@ class FakeWorker {
     uint16_t flags = 0;
     uint32_t program = 0;
     uint64_t buffer = 0;
-    uint64_t base = 0;
+    uint64_t first_result_id = 0;
     std::vector<int64_t> params;
     std::vector<uint64_t> inputs;
-    std::vector<uint64_t> frees;
+    std::vector<uint64_t> freed_ids;
     std::vector<uint32_t> unloaded;
     size_t bytes = 0;  // of the control message
   };
@@ -67,9 +67,9 @@ class FakeWorker {
     std::lock_guard lock(mutex_);
     on_run_ = std::move(f);
   }
-  void set_words(std::vector<int64_t> words) {
+  void set_result_words(std::vector<int64_t> result_words) {
     std::lock_guard lock(mutex_);
-    words_ = std::move(words);
+    result_words_ = std::move(result_words);
   }
   // While held, replies are queued. They are sent when this is called with false.
   void hold_replies(bool hold) {
@@ -97,9 +97,9 @@ class FakeWorker {
     std::lock_guard lock(mutex_);
     return messages_;
   }
-  bool said_goodbye() {
+  bool session_was_closed() {
     std::lock_guard lock(mutex_);
-    return goodbye_;
+    return session_closed_;
   }
 
  private:
@@ -109,7 +109,7 @@ class FakeWorker {
   void reply(wire::Type type, uint64_t sequence, std::span<const uint8_t> control, AttachmentPtr attachment);
   // Replies to the current message, once it is in messages().
   void answer(wire::Type type, const flatbuffers::FlatBufferBuilder& builder, const AttachmentPtr& attachment);
-  void progress();
+  void acknowledge();
   // Encodes the control message of a profile with these events, and returns its attachment.
   AttachmentPtr encode_profile(flatbuffers::FlatBufferBuilder& builder, const std::vector<wire::ProfileEvent>& events);
 
@@ -117,10 +117,10 @@ class FakeWorker {
   const Status hello_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool paused_ = false, dead_ = false, goodbye_ = false;
+  bool paused_ = false, dead_ = false, session_closed_ = false;
   std::atomic<bool> hold_replies_ = false, log_ = true, gaps_ = false;
   std::function<Failure(const Message&)> on_run_;
-  std::vector<int64_t> words_;
+  std::vector<int64_t> result_words_;
   std::vector<wire::ProfileEvent> profile_;
   std::vector<Message> messages_;
 

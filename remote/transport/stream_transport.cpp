@@ -129,10 +129,10 @@ Status StreamTransport::send(wire::Header header, std::span<const uint8_t> contr
   }
   header.length = static_cast<uint32_t>(control.size());
   header.checksum = wire::crc32c(control.data(), control.size());
-  header.flags = static_cast<uint16_t>((header.flags & ~(wire::kAttachment | wire::kSpins)) |
+  header.flags = static_cast<uint16_t>((header.flags & ~(wire::kAttachment | wire::kSenderSpins)) |
                                        (attachment ? wire::kAttachment : 0));
   const bool looks = spins_.load(std::memory_order_relaxed) || spin_time_.load(std::memory_order_relaxed).count() > 0;
-  if ((header.flags & wire::kWantsReply) && looks) header.flags |= wire::kSpins;
+  if ((header.flags & wire::kWantsReply) && looks) header.flags |= wire::kSenderSpins;
 
   std::lock_guard lock(sending_);
   if (!send_status_) return send_status_;

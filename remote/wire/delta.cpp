@@ -15,7 +15,7 @@
 // The id of one binding is encoded as
 //
 //   id := 0                                    this binding switches to the other rule, which yields the id
-//       | varint(1 + zigzag(id - previous))    previous: the last id encoded this way; initially `base`
+//       | varint(1 + zigzag(id - previous))    previous: the last id encoded this way; initially `first_result_id`
 //
 // At first both ends have zeros and the rule "same id as in the last run".
 namespace torch_remote::remote {
@@ -100,8 +100,8 @@ Status damaged(const char* what) {
                          " in a run message; the two ends disagree about the program's last run");
 }
 
-uint64_t id_by_rule(const Bindings& last, size_t i, uint64_t base, bool relative) {
-  return relative ? base - (last.base - last.ids[i]) : last.ids[i];
+uint64_t id_by_rule(const Bindings& last, size_t i, uint64_t first_result_id, bool relative) {
+  return relative ? first_result_id - (last.first_result_id - last.ids[i]) : last.ids[i];
 }
 
 }  // namespace
@@ -168,16 +168,17 @@ Status decode_params(std::span<const uint8_t> bytes, std::vector<int64_t>& last,
   return {};
 }
 
-void encode_bindings(std::span<const uint64_t> now, uint64_t base, Bindings& last, std::vector<uint8_t>& out) {
+void encode_bindings(std::span<const uint64_t> now, uint64_t first_result_id, Bindings& last,
+                     std::vector<uint8_t>& out) {
   const size_t n = now.size();
   if (last.ids.size() != n) {
     last.ids.assign(n, 0);
     last.relative.assign(n, false);
-    last.base = 0;
+    last.first_result_id = 0;
   }
-  uint64_t previous = base;
+  uint64_t previous = first_result_id;
   size_t done = 0;
-  auto follows_rule = [&](size_t i) { return now[i] == id_by_rule(last, i, base, last.relative[i]); };
+  auto follows_rule = [&](size_t i) { return now[i] == id_by_rule(last, i, first_result_id, last.relative[i]); };
   for (size_t begin = 0; begin < n;) {
     if (follows_rule(begin)) {
       ++begin;
@@ -188,7 +189,7 @@ void encode_bindings(std::span<const uint64_t> now, uint64_t base, Bindings& las
     put_varint(begin - done, out);
     put_varint(end - begin, out);
     for (size_t i = begin; i < end; ++i) {
-      if (now[i] == id_by_rule(last, i, base, !last.relative[i])) {
+      if (now[i] == id_by_rule(last, i, first_result_id, !last.relative[i])) {
         last.relative[i] = !last.relative[i];
         out.push_back(0);
       } else {
@@ -200,16 +201,16 @@ void encode_bindings(std::span<const uint64_t> now, uint64_t base, Bindings& las
     done = begin = end;
   }
   std::copy(now.begin(), now.end(), last.ids.begin());
-  last.base = base;
+  last.first_result_id = first_result_id;
 }
 
-Status decode_bindings(std::span<const uint8_t> bytes, uint64_t base, Bindings& last) {
+Status decode_bindings(std::span<const uint8_t> bytes, uint64_t first_result_id, Bindings& last) {
   last.relative.resize(last.ids.size(), false);
   Reader reader(bytes);
-  uint64_t previous = base;
+  uint64_t previous = first_result_id;
   size_t i = 0;
   const auto apply_rule_until = [&](size_t end) {
-    for (; i < end; ++i) last.ids[i] = id_by_rule(last, i, base, last.relative[i]);
+    for (; i < end; ++i) last.ids[i] = id_by_rule(last, i, first_result_id, last.relative[i]);
   };
   while (!reader.at_end()) {
     uint64_t skip, count;
@@ -221,18 +222,18 @@ Status decode_bindings(std::span<const uint8_t> bytes, uint64_t base, Bindings& 
       if (!reader.varint(&value)) return damaged("bindings");
       if (value == 0) {
         last.relative[i] = !last.relative[i];
-        last.ids[i] = id_by_rule(last, i, base, last.relative[i]);
+        last.ids[i] = id_by_rule(last, i, first_result_id, last.relative[i]);
       } else {
         last.ids[i] = previous += unzigzag(value - 1);
       }
     }
   }
   apply_rule_until(last.ids.size());
-  last.base = base;
+  last.first_result_id = first_result_id;
   return {};
 }
 
-void encode_frees(std::vector<uint64_t>& ids, std::vector<uint8_t>& out) {
+void encode_freed_ids(std::vector<uint64_t>& ids, std::vector<uint8_t>& out) {
   std::sort(ids.begin(), ids.end());
   uint64_t previous = 0;
   for (uint64_t id : ids) {
@@ -241,7 +242,7 @@ void encode_frees(std::vector<uint64_t>& ids, std::vector<uint8_t>& out) {
   }
 }
 
-Status decode_frees(std::span<const uint8_t> bytes, std::vector<uint64_t>* ids) {
+Status decode_freed_ids(std::span<const uint8_t> bytes, std::vector<uint64_t>* ids) {
   Reader reader(bytes);
   uint64_t id = 0;
   while (!reader.at_end()) {

@@ -19,16 +19,19 @@ void encode_params(std::span<const int64_t> now, std::vector<int64_t>& last, std
 // decode or that go past the end of `last`. Sets `changed` if `bytes` has any change.
 Status decode_params(std::span<const uint8_t> bytes, std::vector<int64_t>& last, bool* changed);
 
-// A buffer id either stays the same from run to run (weights) or keeps its distance from `base` (results of this step).
-// Encoding: (skip count id*)*. `skip` ids follow the rule of their binding, and so do all ids after the last pair.
-// Before the first run all ids are 0 and not relative. The receiver sets their number, as it does for params.
+// A buffer id either stays the same from run to run (weights) or keeps its distance from `first_result_id` (results of
+// this step). Encoding: (skip count id*)*. `skip` ids follow the rule of their binding, and so do all ids after the
+// last pair. Before the first run all ids are 0 and not relative. The receiver sets their number, as it does for
+// params.
 struct Bindings {
   std::vector<uint64_t> ids;
-  std::vector<bool> relative;  // the rule of each binding: id = base - offset, with the offset of the last run
-  uint64_t base = 0;
+  std::vector<bool>
+      relative;  // the rule of each binding: id = first_result_id - offset, with the offset of the last run
+  uint64_t first_result_id = 0;
 };
-void encode_bindings(std::span<const uint64_t> now, uint64_t base, Bindings& last, std::vector<uint8_t>& out);
-Status decode_bindings(std::span<const uint8_t> bytes, uint64_t base, Bindings& last);
+void encode_bindings(std::span<const uint64_t> now, uint64_t first_result_id, Bindings& last,
+                     std::vector<uint8_t>& out);
+Status decode_bindings(std::span<const uint8_t> bytes, uint64_t first_result_id, Bindings& last);
 
 // Each end stores this about a program's last run.
 struct LastRun {
@@ -37,7 +40,7 @@ struct LastRun {
 };
 
 // Encodes ids to free as sorted differences, so no id can occur twice. Sorts `ids`.
-void encode_frees(std::vector<uint64_t>& ids, std::vector<uint8_t>& out);
-Status decode_frees(std::span<const uint8_t> bytes, std::vector<uint64_t>* ids);
+void encode_freed_ids(std::vector<uint64_t>& ids, std::vector<uint8_t>& out);
+Status decode_freed_ids(std::span<const uint8_t> bytes, std::vector<uint64_t>* ids);
 
 }  // namespace torch_remote::remote

@@ -139,11 +139,11 @@ TEST(Params, DamagedBytesAreRefusedAndNothingIsWrittenPastTheEnd) {
 struct BindingsLink {
   Bindings sender, receiver;
 
-  size_t send(const std::vector<uint64_t>& now, uint64_t base) {
+  size_t send(const std::vector<uint64_t>& now, uint64_t first_result_id) {
     receiver.ids.resize(now.size());
     std::vector<uint8_t> bytes;
-    encode_bindings(now, base, sender, bytes);
-    EXPECT_TRUE(decode_bindings(bytes, base, receiver).ok());
+    encode_bindings(now, first_result_id, sender, bytes);
+    EXPECT_TRUE(decode_bindings(bytes, first_result_id, receiver).ok());
     EXPECT_EQ(receiver.ids, now);
     EXPECT_EQ(sender.ids, now);
     EXPECT_EQ(receiver.relative, sender.relative);
@@ -155,9 +155,9 @@ TEST(Bindings, WeightsAndActivationsCostNothingFromTheThirdRunOn) {
   BindingsLink link;
   std::vector<uint64_t> now(300);
   for (uint64_t step = 0; step < 10; ++step) {
-    const uint64_t base = 1000 + 170 * step;
-    for (size_t i = 0; i < now.size(); ++i) now[i] = i % 2 ? i : base - i;
-    const size_t bytes = link.send(now, base);
+    const uint64_t first_result_id = 1000 + 170 * step;
+    for (size_t i = 0; i < now.size(); ++i) now[i] = i % 2 ? i : first_result_id - i;
+    const size_t bytes = link.send(now, first_result_id);
     if (step == 1) {
       EXPECT_LE(bytes, 3 * now.size());
     } else if (step >= 2) {
@@ -179,22 +179,22 @@ TEST(Bindings, RandomSequencesStayInStep) {
   std::mt19937_64 random(4);
   BindingsLink link;
   std::vector<uint64_t> now(100);
-  uint64_t base = 1;
+  uint64_t first_result_id = 1;
   for (int round = 0; round < 300; ++round) {
-    base += random() % 50;
+    first_result_id += random() % 50;
     for (size_t i = 0; i < now.size(); ++i) {
       switch (random() % 4) {
         case 0:
-          now[i] = 1 + random() % base;
+          now[i] = 1 + random() % first_result_id;
           break;
         case 1:
-          now[i] = base - i % base;
+          now[i] = first_result_id - i % first_result_id;
           break;
         default:
           break;
       }
     }
-    link.send(now, base);
+    link.send(now, first_result_id);
   }
 }
 
@@ -224,20 +224,20 @@ TEST(Bindings, DamagedBytesAreRefused) {
 TEST(Frees, RoundTripInAnyOrderAndAByteEachWhenClose) {
   std::vector<uint64_t> ids = {1000000, 1000001, 1000010, 999999, 1000003};
   std::vector<uint8_t> bytes;
-  encode_frees(ids, bytes);
+  encode_freed_ids(ids, bytes);
   EXPECT_EQ(bytes.size(), 3u + 4u);
   std::vector<uint64_t> out;
-  ASSERT_TRUE(decode_frees(bytes, &out).ok());
+  ASSERT_TRUE(decode_freed_ids(bytes, &out).ok());
   EXPECT_EQ(out, (std::vector<uint64_t>{999999, 1000000, 1000001, 1000003, 1000010}));
 }
 
 TEST(Frees, DoubleFreesOverflowAndTruncationAreRefused) {
   std::vector<uint64_t> out;
-  EXPECT_FALSE(decode_frees(std::vector<uint8_t>{5, 0}, &out).ok());
-  EXPECT_FALSE(decode_frees(std::vector<uint8_t>{0}, &out).ok());
-  EXPECT_FALSE(decode_frees(std::vector<uint8_t>{0x80}, &out).ok());
+  EXPECT_FALSE(decode_freed_ids(std::vector<uint8_t>{5, 0}, &out).ok());
+  EXPECT_FALSE(decode_freed_ids(std::vector<uint8_t>{0}, &out).ok());
+  EXPECT_FALSE(decode_freed_ids(std::vector<uint8_t>{0x80}, &out).ok());
   const std::vector<uint8_t> wraps = {5, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x01};
-  EXPECT_FALSE(decode_frees(wraps, &out).ok());
+  EXPECT_FALSE(decode_freed_ids(wraps, &out).ok());
 }
 
 }  // namespace

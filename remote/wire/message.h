@@ -27,7 +27,7 @@ inline Status to_status(const Error& error) {
                         ? static_cast<ErrorCode>(error.code())
                         : ErrorCode::kInternal;
   return {code, error.message() ? error.message()->str() : "remote: the worker gave no reason",
-          error.kind() ? error.kind()->str() : std::string()};
+          error.exception_type() ? error.exception_type()->str() : std::string()};
 }
 
 }  // namespace torch_remote::wire

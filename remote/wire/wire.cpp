@@ -67,10 +67,10 @@ const char* name(Type type) {
     case Type::kSynchronize:
     case Type::kSynchronizeReply:
       return "synchronize";
-    case Type::kProgress:
-      return "progress";
-    case Type::kGoodbye:
-      return "goodbye";
+    case Type::kAcknowledge:
+      return "acknowledge";
+    case Type::kCloseSession:
+      return "close session";
     case Type::kHasOp:
     case Type::kHasOpReply:
       return "has op";
@@ -84,22 +84,22 @@ const char* name(Type type) {
       return "memory";
     case Type::kCancel:
       return "cancel";
-    case Type::kMark:
-    case Type::kMarkReply:
-      return "mark";
-    case Type::kFile:
-    case Type::kFileReply:
-      return "file";
-    case Type::kCall:
-    case Type::kCallReply:
-    case Type::kEndCall:
+    case Type::kRecordEvent:
+    case Type::kRecordEventReply:
+      return "record event";
+    case Type::kStatFile:
+    case Type::kStatFileReply:
+      return "stat file";
+    case Type::kCallFunction:
+    case Type::kCallFunctionReply:
+    case Type::kCancelFunction:
       return "call";
     case Type::kReadFile:
       return "read file";
-    case Type::kUnload:
-      return "unload";
-    case Type::kReceived:
-    case Type::kEnd:
+    case Type::kUnloadPrograms:
+      return "unload programs";
+    case Type::kReceivedAck:
+    case Type::kSessionClosed:
     case Type::kTransport:
       break;
   }

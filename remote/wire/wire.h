@@ -21,8 +21,8 @@ enum class Type : uint8_t {
   kReadReply,
   kSynchronize,
   kSynchronizeReply,
-  kProgress,
-  kGoodbye,  // the client ends the session; without a control message
+  kAcknowledge,
+  kCloseSession,  // the client ends the session; without a control message
   kHasOp,
   kHasOpReply,
   kProfile,
@@ -31,18 +31,18 @@ enum class Type : uint8_t {
   kMemory,
   kMemoryReply,
   kCancel,
-  kMark,
-  kMarkReply,
-  kFile,
-  kFileReply,
+  kRecordEvent,
+  kRecordEventReply,
+  kStatFile,
+  kStatFileReply,
   kReadFile,
-  kCall,
-  kCallReply,
-  kEndCall,
-  kUnload,
-  kReceived = 190,   // resumable sessions: the sender has received all messages up to the header's sequence
-  kEnd,              // resumable sessions: the session is over
-  kTransport = 200,  // from here on: messages of the transport itself (segments are announced, attachments returned)
+  kCallFunction,
+  kCallFunctionReply,
+  kCancelFunction,
+  kUnloadPrograms,
+  kReceivedAck = 190,  // resumable sessions: the sender has received all messages up to the header's sequence
+  kSessionClosed,      // resumable sessions: the session is over
+  kTransport = 200,    // from here on: messages of the transport itself (segments are announced, attachments returned)
 };
 
 // The name of a message for users and logs: "run", "upload", ...; "message" for an unknown number.
@@ -52,7 +52,7 @@ enum Flags : uint16_t {
   kWantsReply = 1,
   kAttachment = 2,      // the frame has tensor bytes; how they travel depends on the transport
   kBackgroundWork = 8,  // from the worker: ops of acknowledged messages still run in the background
-  kSpins = 4,           // set by the transport along with kWantsReply: the sender spins for the reply before it sleeps
+  kSenderSpins = 4,     // set by the transport along with kWantsReply: the sender spins for the reply before it sleeps
 };
 
 // Every frame starts with this header: 32 bytes, little endian. `sequence` counts the client's messages of a session

@@ -58,7 +58,7 @@ TEST(Message, ErrorKeepsCodeKindAndText) {
       CreateErrorDirect(builder, static_cast<uint8_t>(ErrorCode::kOpFailed), "IndexError", "out of range", 1, 2, 3));
   const Status status = to_status(*flatbuffers::GetRoot<Error>(builder.GetBufferPointer()));
   EXPECT_EQ(status.code(), ErrorCode::kOpFailed);
-  EXPECT_EQ(status.kind(), "IndexError");
+  EXPECT_EQ(status.exception_type(), "IndexError");
   EXPECT_EQ(status.message(), "out of range");
 }
 

@@ -198,7 +198,9 @@ KERNELS = {
     "group norm, silu, gradients": Kernel(1.5, gradient(group_norm), IMAGES, (64,), (64,)),
     "batch norm, relu": Kernel(1.5, batch_norm, IMAGES, (64,), (64,)),
     "batch norm, relu, gradients": Kernel(1.5, gradient(batch_norm), IMAGES, (64,), (64,)),
-    "batch norm at rest, relu": Kernel(1, lambda x, m, v: F.relu(F.batch_norm(x, m, v * v + 1)), IMAGES, (64,), (64,)),
+    "batch norm in eval mode, relu": Kernel(
+        1, lambda x, m, v: F.relu(F.batch_norm(x, m, v * v + 1)), IMAGES, (64,), (64,)
+    ),
     "bf16 chain": Kernel(3, lambda x, y: (x * y + x).tanh() * y, (N, M), (N, M), dtype=torch.bfloat16),
     "AdamW": Optimizer(3),
     "AdamW, foreach": Optimizer(3, foreach=True),

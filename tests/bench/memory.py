@@ -80,7 +80,7 @@ def measure(model: Model, device: torch.device) -> Use:
 
 
 def table(names: list[str]) -> None:
-    print("| model | CPU, MB | device, MB | ratio | of what comes on top |\n|---|---:|---:|---:|---:|")
+    print("| model | CPU, MB | device, MB | ratio | ratio of the rest |\n|---|---:|---:|---:|---:|")
     ratios = []
     for name in names:
         cpu, remote = (measure(models()[name], device) for device in (CPU, REMOTE))

@@ -211,7 +211,7 @@ def stalls_of(name: str) -> None:
 
 def stalls(names: list[str], rounds: int) -> None:
     print(
-        "| model | kernels compiled meanwhile | the longest call | of | a step, recorded | the longest |"
+        "| model | kernels compiled meanwhile | longest call | its function | recording a step, median | longest |"
         "\n|---|---:|---:|---|---:|---:|"
     )
     for name in names:

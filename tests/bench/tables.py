@@ -59,9 +59,9 @@ def replaced(page: str, name: str, body: str) -> str:
 
 # For each figure that README.md quotes: its description, the table, the row's first cell, and the column.
 _QUOTED = (
-    ("training step of eight models, eager, against CPU eager", "models", "geometric mean", 3),
-    ("training step of nine models with `torch.compile`, against Inductor", "steps", "geometric mean", 8),
-    ("recording `softmax` of 16x16, against the call of CPU eager", "run", "`softmax` 16x16", 3),
+    ("training step of eight models in eager mode, compared with the CPU", "models", "geometric mean", 3),
+    ("training step of nine models with `torch.compile`, compared with Inductor", "steps", "geometric mean", 8),
+    ("recording a `softmax` of 16x16, compared with running it eagerly on the CPU", "run", "`softmax` 16x16", 3),
 )
 _QUOTES = re.compile(r"(?<=docs/benchmarks\.md -->\n).*?(?=<!-- end -->)", re.DOTALL)
 

@@ -111,7 +111,7 @@ def compared_with_inductor(rounds: int) -> list[Row]:
     rows = []
     for name, make in (("GPT-2", gpt2), ("Llama", llama)):
         inductor, remote = generating(make, "inductor"), generating(make, "remote")
-        what = f"{name}, `generate`, a token, beside Inductor on the CPU, `dynamic=True`"
+        what = f"{name}, `generate`, a token, compared with Inductor on the CPU, `dynamic=True`"
         rows.append(compared(rounds, what, 1.0, inductor, remote))
     return rows
 

@@ -99,7 +99,7 @@ EmulatedDriver& gpus() {
 }
 
 DeviceOpener device_opener(int ordinal) {
-  return [ordinal](remote::Transport&, const DeviceOptions& options, const std::function<tr_client()>&,
+  return [ordinal](remote::Transport&, const DeviceOptions& options, const std::function<tr_client_activity()>&,
                    OpenDevice* opened) {
     std::unique_ptr<CudaDevice> device;
     Status status = CudaDevice::open(
@@ -125,15 +125,15 @@ DeviceOpener device_opener(int ordinal) {
     std::ranges::move(runners, std::back_inserter(opened->runners));
     opened->collectives = make_nccl_collectives(device->shared_gpu(), open_emulated_nccl);
     opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
-    opened->group_kinds = group_kinds() | gemm_group_kinds();
-    opened->dtypes = codegen::memory_types();
+    opened->group_kind_mask = group_kind_mask() | gemm_group_kind_mask();
+    opened->dtype_mask = codegen::memory_types();
     opened->device = std::move(device);
     return status;
   };
 }
 
 Status open_device(remote::Transport& transport, const DeviceOptions& options,
-                   std::function<tr_client()> client_activity, OpenDevice* opened) {
+                   std::function<tr_client_activity()> client_activity, OpenDevice* opened) {
   return device_opener(0)(transport, options, std::move(client_activity), opened);
 }
 

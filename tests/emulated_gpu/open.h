@@ -15,7 +15,7 @@ EmulatedDriver& gpus();
 DeviceOpener device_opener(int ordinal);
 // Opens the first GPU.
 Status open_device(remote::Transport& transport, const DeviceOptions& options,
-                   std::function<tr_client()> client_activity, OpenDevice* opened);
+                   std::function<tr_client_activity()> client_activity, OpenDevice* opened);
 
 // Everything that --probe reports about the emulated GPUs.
 ProbeSource probe_source();

@@ -10,8 +10,9 @@ constexpr bool same_parameter() {
   return sizeof(A) == sizeof(B) && (std::is_pointer_v<A> == std::is_pointer_v<B> || std::is_same_v<A, Address>);
 }
 
-// Two functions are the same to a caller if their parameters match in number, size and kind. Where one has a pointer,
-// the other has a pointer or a number of type `Address` (void: none).
+// Whether a caller can use the first declaration for a function of the second one: parameters match in number, size and
+// kind (pointer or not). For a pointer of the second declaration, the first one may also have the integer type
+// `Address` (void: no such type).
 template <typename Address, typename R, typename... A, typename S, typename... B>
 constexpr bool same_signature(R (*)(A...), S (*)(B...)) {
   if constexpr (sizeof...(A) != sizeof...(B) || std::is_void_v<R> != std::is_void_v<S>) {

@@ -70,7 +70,7 @@ def cases(tiny: bool) -> list[Case]:
         Case("layer norm", f"{rows} x {width} f32", randoms((rows, width), (width,), (width,), dtype=torch.float32),
              lambda x, w, b: F.layer_norm(x, w.shape, w, b), moved, "TB/s", "3.7 TB/s"),
         Case("product", f"{n} x {n} x {n} bf16", randoms((n, n), (n, n), dtype=half), torch.mm,
-             2.0 * n**3, "TFLOP/s", "0.99 of torch's"),
+             2.0 * n**3, "TFLOP/s", "0.99 times torch's speed"),
         Case("attention", f"{batch} x {heads} heads, {length} x {length}, d {depth}, bf16",
              randoms(*[(batch, heads, length, depth)] * 3, dtype=half), attention,
              4.0 * batch * heads * length**2 * depth, "TFLOP/s", "565 TFLOP/s"),
@@ -199,7 +199,7 @@ def rows(
         here = cell(lambda name=name: step_seconds(name, REMOTE, False, tiny, blocks), show_step)
         eager = cell(lambda name=name: step_seconds(name, cuda, False, tiny, blocks), show_step) if cuda else ""
         inductor = cell(lambda name=name: step_seconds(name, cuda, True, tiny, blocks), show_step) if cuda else ""
-        target = "1.5 of eager's speed, 1.1 of Inductor's"
+        target = "1.5 times eager CUDA's speed, 1.1 times Inductor's"
         yield f"{name}, a training step", "2 x 8" if tiny else "32 x 64", here, target, eager, inductor
     yield (
         "worker's start to first result",

@@ -20,9 +20,9 @@ namespace {
 
 constexpr uint64_t kMostRead = 1 << 16;  // bytes of an operand; of larger ones, the first and last
 
-int fail(tr_error* error, uint32_t node, const char* kind, const std::string& message) {
+int fail(tr_error* error, uint32_t node, const char* exception_type, const std::string& message) {
   error->node = node;
-  std::snprintf(error->kind, sizeof(error->kind), "%s", kind);
+  std::snprintf(error->exception_type, sizeof(error->exception_type), "%s", exception_type);
   std::snprintf(error->message, sizeof(error->message), "%s", message.c_str());
   return 1;
 }
@@ -123,7 +123,7 @@ class Interpreter {
 };
 
 int run(tr_runner* runner, tr_program* program, tr_run* run, tr_error* error) {
-  run->word_count = 0;
+  run->result_word_count = 0;
   if (run->first > run->last || run->last > program->graph.nodes.size()) wrong("nodes that there are not");
   Interpreter interpreter(*runner, program->graph, *run, error);
   for (uint32_t n = run->first; n < run->last; ++n) {
@@ -152,12 +152,12 @@ const tr_runner_api* runner() {
       .load = load,
       .unload = unload,
       .run = run,
-      .creates_buffer = [](const tr_program*, uint32_t) { return 0; },
+      .allocates_buffer = [](const tr_program*, uint32_t) { return 0; },
       .parallel_for = parallel_for,
       .has_op = [](tr_runner*, const char*) { return 1; },
-      .rest = [](tr_runner*) {},
-      .multiply = nullptr,
-      .begin = nullptr,
+      .on_idle = [](tr_runner*) {},
+      .matmul = nullptr,
+      .notify_threads = nullptr,
   };
   return &api;
 }

@@ -67,12 +67,12 @@ SESSIONS = {
     "files": """
         from torch_remote import _C
         print(_C.find_file(0, "/dev/null")[1])
-        call = _C.call(0, b"nothing", [torch.ones(2, 3, device=d).t()])
+        call = _C.call_function(0, b"nothing", [torch.ones(2, 3, device=d).t()])
         try:
-            _C.wait_call(0, *call[:2], 20.0)
+            _C.wait_function(0, *call[:2], 20.0)
         except RuntimeError:
             pass
-        _C.forget_call(0, *call)
+        _C.drop_function_results(0, *call)
         x = _C.read_file(0, "/no/such", (8, 1, 2), 4, (4,), torch.uint8)
         try:
             print(x.tolist())

@@ -67,7 +67,8 @@ class Script final : public remote::Transport {
                                     std::move(owner));
   }
   Status send(wire::Header header, std::span<const uint8_t> control, AttachmentPtr attachment) override {
-    if (header.type == 0 || header.type > static_cast<uint8_t>(wire::Type::kEndCall)) wrong("an answer of no type");
+    if (header.type == 0 || header.type > static_cast<uint8_t>(wire::Type::kCancelFunction))
+      wrong("an answer of no type");
     uint8_t sum = 0;
     for (const uint8_t byte : control) sum ^= byte;
     if (attachment) {
@@ -119,7 +120,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Input input(data, size);
   while (!input.empty()) {
     const auto type = input.number<uint8_t>();
-    const uint16_t flags = input.number<uint8_t>() & (wire::kWantsReply | wire::kAttachment | wire::kSpins);
+    const uint16_t flags = input.number<uint8_t>() & (wire::kWantsReply | wire::kAttachment | wire::kSenderSpins);
     const auto control = input.number<uint16_t>();
     const auto attached = input.number<uint16_t>();
     const bool is_cancel = type == static_cast<uint8_t>(wire::Type::kCancel);

@@ -21,7 +21,7 @@ LEFT_OUT = [
 ROWS = [
     op
     for op in op_table.functional_rows()
-    if op["shape"] in ("pointwise", "comparison", "like")
+    if op["shape_rule"] in ("pointwise", "comparison", "like")
     and op["entry"] not in LEFT_OUT
     and not op["name"].startswith("remote::")  # torch does not know these
 ]
@@ -88,7 +88,7 @@ def test_elementwise_rule(op):
             result = call(op, tensors)
             if result is None:
                 continue
-            if op["shape"] == "like":
+            if op["shape_rule"] == "like":
                 expected = torch.empty_like(tensors[0])
                 assert (result.shape, result.stride(), result.dtype) == (
                     expected.shape,
@@ -99,7 +99,7 @@ def test_elementwise_rule(op):
                 assert result.shape == torch.broadcast_shapes(*(t.shape for t in tensors)), layouts
                 operands = [t.expand(result.shape) for t in tensors]
                 assert result.stride() == compute_elementwise_output_strides(*operands), (layouts, strides)
-                if op["shape"] == "comparison":
+                if op["shape_rule"] == "comparison":
                     assert result.dtype == torch.bool
             ran += 1
             break

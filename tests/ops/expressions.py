@@ -209,7 +209,7 @@ def look(function: Callable, make: Callable) -> tuple[list[str], int]:
     operands = make()
     there = tuple(x.to("remote") for x in operands)
     torch.remote.synchronize()
-    refused = torch.remote.stats()["groups_refused"]
+    refused = torch.remote.stats()["groups_without_kernel"]
     with torch.remote.trace() as trace:
         kept = call(function, there)
     ops = [op for graph in trace.graphs for op in alone(str(graph.optimized()))]
@@ -217,7 +217,7 @@ def look(function: Callable, make: Callable) -> tuple[list[str], int]:
     for got, right in zip(kept, want, strict=True):
         torch.testing.assert_close(got.cpu(), right, rtol=2e-3, atol=2e-3, equal_nan=True)
     torch.remote.synchronize()
-    return ops, torch.remote.stats()["groups_refused"] - refused
+    return ops, torch.remote.stats()["groups_without_kernel"] - refused
 
 
 def times(function: Callable, make: Callable, rounds: int = 9) -> tuple[float, float]:

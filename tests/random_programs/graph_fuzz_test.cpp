@@ -7,7 +7,7 @@
 #include "gtest/gtest.h"
 #include "tests/random_programs/graph_properties.h"
 
-// Runs for FUZZ_SECONDS if it is set, from FUZZ_SEED or a random seed; otherwise over a fixed number of inputs.
+// Checks a number of inputs, or inputs for FUZZ_SECONDS, from a random seed or TORCH_REMOTE_TEST_SEED on.
 namespace torch_remote::fuzz {
 namespace {
 
@@ -16,12 +16,12 @@ constexpr uint64_t kInputs = 3000;
 Tally run(std::string (*check)(uint64_t seed, Tally* tally)) {
   using Clock = std::chrono::steady_clock;
   const char* const seconds = std::getenv("FUZZ_SECONDS");
-  const char* const chosen = std::getenv("FUZZ_SEED");
+  const char* const chosen = std::getenv("TORCH_REMOTE_TEST_SEED");
   // Each of the two tests gets half of the time.
   const auto end = Clock::now() + std::chrono::milliseconds(seconds == nullptr ? 0 : 500 * std::atoll(seconds));
-  uint64_t seed = seconds == nullptr ? 0 : uint64_t{std::random_device()()} << 20;
+  uint64_t seed = uint64_t{std::random_device()()} << 20;
   if (chosen != nullptr) seed = std::strtoull(chosen, nullptr, 10);
-  std::printf("from seed %llu\n", static_cast<unsigned long long>(seed));
+  std::printf("again with TORCH_REMOTE_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
   std::fflush(stdout);  // so that the seed is printed even after a crash
   Tally tally;
   std::string wrong;

@@ -9,6 +9,7 @@
 #include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
+#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <time.h>
@@ -223,6 +224,13 @@ SIMULATED int eventfd(unsigned count, int flags) noexcept {
   if (world() != nullptr && network() != nullptr) return network()->make_event(count);
   REAL(eventfd);
   return call(count, flags);
+}
+
+// Simulated processes get no signals.
+SIMULATED int signalfd(int descriptor, const sigset_t* signals, int flags) noexcept {
+  if (world() != nullptr && network() != nullptr) return network()->make_event(0);
+  REAL(signalfd);
+  return call(descriptor, signals, flags);
 }
 
 SIMULATED ssize_t read(int descriptor, void* to, size_t size) {

@@ -229,14 +229,14 @@ class Script {
   }
   uint64_t run(const remote::ProgramPtr& program, const std::vector<uint64_t>& inputs, size_t count, uint64_t made) {
     const int64_t params[] = {static_cast<int64_t>(count), static_cast<int64_t>(4 * count)};
-    uint64_t base = 0;
+    uint64_t first_result_id = 0;
     remote::FlushInfo info;
     const Nanoseconds begin = run_.world.now();
-    check(client_->run(program, {params, inputs, made}, &base, &info), "run");
+    check(client_->run(program, {params, inputs, made}, &first_result_id, &info), "run");
     in_time(begin);
     ++sent_;
     ++run_.outcome.runs;
-    return base;
+    return first_result_id;
   }
 
   bool read(const Tensor& tensor, Random& random) {
@@ -270,9 +270,9 @@ class Script {
     uint64_t ticket = 0;
     switch (random.below(4)) {
       case 0: {
-        check(client_->mark(&ticket), "mark");
-        remote::Mark mark;
-        check(client_->wait_mark(ticket, {}, &mark), "wait for a mark");
+        check(client_->record_event(&ticket), "record_event");
+        remote::RecordedEvent event;
+        check(client_->wait_event(ticket, {}, &event), "wait for an event");
         return true;
       }
       case 1: {
@@ -283,7 +283,7 @@ class Script {
       case 2: {
         remote::MemoryLimits limits;
         remote::MemoryRequest request;
-        request.trim = true;
+        request.empty_cache = true;
         check(client_->memory(request, {}, &limits), "memory");
         return true;
       }
@@ -305,7 +305,7 @@ class Script {
   // False: the call ran out of memory, where the plan allows that.
   bool succeeded(const Status& status, const char* what) {
     if (!run_.plan.no_allocation_fails &&
-        (status.code() == ErrorCode::kOutOfMemory || status.kind() == "OutOfMemoryError")) {
+        (status.code() == ErrorCode::kOutOfMemory || status.exception_type() == "OutOfMemoryError")) {
       ++run_.outcome.out_of_memory;
       return false;
     }

@@ -554,7 +554,7 @@ def test_a_call_of_an_earlier_worker_is_over(remote):
     from torch_remote import _C
 
     x = torch.ones(2, device="remote")
-    session, ticket, base = _C.call(0, b"no call", [x])
+    session, ticket, first_result_id = _C.call_function(0, b"no call", [x])
     torch.remote.restart()
     x = torch.ones(2, device="remote")
     assert torch_remote.function(lambda: 0)() == 0  # its function process exists
@@ -562,8 +562,8 @@ def test_a_call_of_an_earlier_worker_is_over(remote):
     def end_calls():
         time.sleep(0.5)
         for number in range(64):
-            _C.end_call(0, session, number, True)
-            _C.forget_call(0, session, number, base)
+            _C.cancel_function(0, session, number, True)
+            _C.drop_function_results(0, session, number, first_result_id)
 
     def sleep(x):
         import time
@@ -576,7 +576,7 @@ def test_a_call_of_an_earlier_worker_is_over(remote):
     assert torch_remote.function(sleep)(x).tolist() == [1, 1]
     thread.join()
     with pytest.raises(torch.remote.WorkerLost, match="restarted before the function ended"):
-        _C.wait_call(0, session, ticket, 20.0)
+        _C.wait_function(0, session, ticket, 20.0)
 
 
 MODULE = """

@@ -405,6 +405,38 @@ def test_a_session_that_is_killed_is_a_lost_worker_with_its_reason(script, worke
     assert "it was killed by signal 9" in output
 
 
+def test_strangers_that_connect_later_do_not_displace_a_client(worker):
+    """The worker keeps 64 connections whose hello has not come. It is stopped meanwhile, as on a busy machine."""
+    url, process = worker()
+    address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
+    process.send_signal(signal.SIGSTOP)
+    with contextlib.ExitStack() as sockets:
+        client = sockets.enter_context(socket.create_connection(address))
+        client.sendall(b"GET / HTTP/1.1\r\nHost: any\r\n\r\n")
+        for _ in range(100):
+            sockets.enter_context(socket.create_connection(address))
+        process.send_signal(signal.SIGCONT)
+        client.settimeout(20)
+        assert client.recv(100) != b""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_clients_learn_at_once_that_their_worker_has_ended(worker, number):
+    """Otherwise they would try to reconnect for the whole lease, even at their exit."""
+    url, process = worker()
+    with Python(
+        [sys.executable, "-c", CLIENT], env=environment() | {"TORCH_REMOTE_WORKER": url},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as client:  # fmt: skip
+        assert client.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        process.wait()
+        begin = time.monotonic()
+        error = client.communicate("\n", timeout=50)[1]
+    assert "WorkerLost" in error and "has ended the session" in error
+    assert time.monotonic() - begin < 20
+
+
 class CuttingProxy(threading.Thread):
     """Forwards connections, and cuts them after a random number of bytes, at any position."""
 

@@ -9,7 +9,7 @@ from torch.utils.benchmark import Timer
 
 KEYS = {
     "ops_recorded", "flushes", "programs_built", "program_hits", "programs_dropped", "programs_kept",
-    "kernels_compiled", "groups_refused",
+    "kernels_compiled", "groups_without_kernel",
     "client_fallbacks", "round_trips", "back_pressure_waits", "connections", "compiled_graphs", "compiled_graph_splits",
     "direct_copies", "relayed_copies",
     "bytes_sent", "bytes_received", "bytes_uploaded", "bytes_downloaded", "worker_bytes", "worker_peak_bytes",

@@ -62,9 +62,9 @@ class Writer {
     Json out{{"index", index}, {"nodes", nodes}};
     if (group == nullptr) return out;
     out["kind"] = ir::text::kGroups[static_cast<size_t>(group->kind)];
-    out["hints"] = Json::array();
-    for (size_t bit = 0; bit < std::size(ir::text::kHints); ++bit) {
-      if (group->hints >> bit & 1) out["hints"].push_back(ir::text::kHints[bit]);
+    out["properties"] = Json::array();
+    for (size_t bit = 0; bit < std::size(ir::text::kProperties); ++bit) {
+      if (group->properties >> bit & 1) out["properties"].push_back(ir::text::kProperties[bit]);
     }
     return out;
   }
@@ -112,12 +112,12 @@ class Writer {
     Json out{{"name", buffer_name(static_cast<uint32_t>(index))},
              {"kind", buffer.kind == ir::BufferKind::kInput ? "input" : "fresh"},
              {"survives", buffer.survives},
-             {"ssa", buffer.ssa},
-             {"in_group", buffer.in_group},
+             {"written_once", buffer.written_once},
+             {"group_local", buffer.group_local},
              {"nbytes", integer(buffer.nbytes)}};
     const ir::Lifetime& life = lifetimes_[index];
     out["live"] = life.first == ir::kNoNode ? Json(nullptr) : Json{life.first, life.last};
-    out["reuses"] = buffer.reuses == ir::kNoBuffer ? Json(nullptr) : Json(buffer_name(buffer.reuses));
+    out["may_reuse"] = buffer.may_reuse == ir::kNoBuffer ? Json(nullptr) : Json(buffer_name(buffer.may_reuse));
     return out;
   }
 
@@ -143,9 +143,9 @@ class Writer {
       }
       return result;
     });
-    out["record"] = node.source;
-    const bool known = node.source < graph_.sources.size() && !graph_.sources[node.source].empty();
-    out["source"] = known ? Json(graph_.sources[node.source]) : Json(nullptr);
+    out["record"] = node.record;
+    const bool known = node.record < graph_.source_lines.size() && !graph_.source_lines[node.record].empty();
+    out["source"] = known ? Json(graph_.source_lines[node.record]) : Json(nullptr);
     return out;
   }
 

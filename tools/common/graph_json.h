@@ -11,7 +11,7 @@ namespace torch_remote::tools {
 
 using Json = nlohmann::ordered_json;
 
-inline constexpr const char* kGraphSchema = "torch-remote.graph/1";
+inline constexpr const char* kGraphSchema = "torch-remote.graph/2";
 
 Json graph_json(const ir::Graph& graph);
 

@@ -19,8 +19,8 @@ TEST(GraphJson, SaysWhatTheTextSays) {
   s5 = 4
   s6 = s0 * 4
   b0: input survives
-  b1: fresh(s6) ssa
-  b2: fresh(s6) survives ssa reuses b1
+  b1: fresh(s6) written_once
+  b2: fresh(s6) survives written_once may_reuse b1
   %0: f32[s0]{1} @b0 + s1
   %1: f32[s0]{1} @b1 + s2 = aten::add.Tensor(%0, number(2.5: f64), alpha=1) loc("train.py:12 in forward")
   %2: f32[s0]{1} @b2 + s2 = aten::relu(%1)
@@ -31,7 +31,7 @@ TEST(GraphJson, SaysWhatTheTextSays) {
   EXPECT_EQ(json["symbols"][2].dump(), R"({"name":"s6","op":"mul","a":"s0","b":4})");
   EXPECT_EQ(
       json["buffers"][2].dump(),
-      R"({"name":"b2","kind":"fresh","survives":true,"ssa":true,"in_group":false,"nbytes":"s6","live":[1,1],"reuses":"b1"})");
+      R"({"name":"b2","kind":"fresh","survives":true,"written_once":true,"group_local":false,"nbytes":"s6","live":[1,1],"may_reuse":"b1"})");
   const Json& add = json["nodes"][0];
   EXPECT_EQ(add["op"], "aten::add.Tensor");
   EXPECT_EQ(add["family"], "pointwise");
@@ -58,7 +58,7 @@ TEST(GraphJson, EveryGraphGivesValidJson) {
 TEST(GraphJson, BytesThatAreNoTextAreReplaced) {
   ir::Graph graph;
   graph.nodes.push_back({ir::find_op("aten::relu"), std::vector<ir::Arg>(1), std::vector<ir::Arg>(1), 0});
-  graph.sources = {"caf\xe9.py:1"};
+  graph.source_lines = {"caf\xe9.py:1"};
   EXPECT_NE(dump(graph_json(graph), -1).find("caf\xEF\xBF\xBD.py:1"), std::string::npos);
 }
 

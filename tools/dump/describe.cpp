@@ -79,7 +79,7 @@ Json param_value(const ParamUse& use, int64_t word) {
 
 Json error_json(const std::optional<remote::CapturedError>& error) {
   if (!error.has_value()) return nullptr;
-  return {{"kind", error->status.kind()},
+  return {{"exception_type", error->status.exception_type()},
           {"message", error->status.message()},
           {"program", error->program},
           {"record", error->record},
@@ -116,11 +116,11 @@ struct EventText {
     std::string out = "run of program " + std::to_string(event.program->number) + ": inputs " + ids_text(event.inputs);
     const size_t made = event.program->survivors.size();
     if (made != 0) {
-      out += "; makes " + std::to_string(event.base);
-      if (made > 1) out += ".." + std::to_string(event.base + made - 1);
+      out += "; makes " + std::to_string(event.first_result_id);
+      if (made > 1) out += ".." + std::to_string(event.first_result_id + made - 1);
     }
-    if (!event.frees.empty()) out += "; frees " + ids_text(event.frees);
-    if (event.wants_reply) out += event.has_reply ? "; answer " + list_text(event.words) : "; no answer";
+    if (!event.freed_ids.empty()) out += "; frees " + ids_text(event.freed_ids);
+    if (event.wants_reply) out += event.has_reply ? "; answer " + list_text(event.result_words) : "; no answer";
     return out + failure(event.error);
   }
   std::string operator()(const remote::UploadEvent& event) const {
@@ -141,7 +141,7 @@ struct EventText {
     std::string out = "; error";
     if (error->program != 0) out += " of program " + std::to_string(error->program);
     if (error->sequence != 0) out += ", message " + std::to_string(error->sequence);
-    return out + ": " + error->status.kind() + " " + one_line(error->status.message());
+    return out + ": " + error->status.exception_type() + " " + one_line(error->status.message());
   }
 };
 
@@ -154,12 +154,12 @@ struct EventJson {
             {"program", event.program->number},
             {"params", event.params},
             {"inputs", event.inputs},
-            {"base", event.base},
+            {"first_result_id", event.first_result_id},
             {"made", event.program->survivors.size()},
-            {"frees", event.frees},
+            {"freed_ids", event.freed_ids},
             {"wants_reply", event.wants_reply},
             {"answered", event.has_reply},
-            {"words", event.words},
+            {"result_words", event.result_words},
             {"error", error_json(event.error)}};
   }
   Json operator()(const remote::UploadEvent& event) const {

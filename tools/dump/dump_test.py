@@ -46,7 +46,7 @@ def test_runners_of_a_graph_are_not_known():
 
 def test_json_of_a_graph():
     graph = json.loads(output(DUMP, "--json", GRAPH))
-    assert graph["schema"] == "torch-remote.graph/1" and len(graph["nodes"]) > 90
+    assert graph["schema"] == "torch-remote.graph/2" and len(graph["nodes"]) > 90
     assert graph == json.loads(output(OPT, "--emit", "json", "--passes", "none", GRAPH))
 
 
@@ -69,13 +69,13 @@ def test_one_program_and_what_differs_between_its_runs(session):
     assert re.search(
         r"^//   s1 \(argument 'alpha' of op \d \(aten::add_.Tensor\)\): 0.5 in 1 run, 0.25 in 2 runs$", text, re.M
     )
-    assert '"train.py:20 in step")' in text and "reuses" in text
+    assert '"train.py:20 in step")' in text and "may_reuse" in text
     assert output(OPT, "--passes", "none", stdin=text) == without_comments(text)
 
 
 def test_the_graph_before_the_passes(session):
     before = without_comments(output(DUMP, session, "--program", 1, "--before-passes"))
-    assert before.count("aten::neg") == 2 and "aten::relu_" in before and "reuses" not in before
+    assert before.count("aten::neg") == 2 and "aten::relu_" in before and "may_reuse" not in before
     after = without_comments(output(DUMP, session, "--program", 1))
     assert after.count("aten::neg") == 1
     assert output(OPT, "--program", 1, session) == after

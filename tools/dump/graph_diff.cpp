@@ -256,7 +256,7 @@ class Comparison {
     out.first = first_difference();
     names_.match_rest();
     // Plans refer to nodes by number, so they are compared only if the nodes are the same.
-    ir::PrintOptions options{.sources = false, .plan = false, .groups = false};
+    ir::PrintOptions options{.source_lines = false, .plan = false, .groups = false};
     const auto diff = [&] {
       return unified_diff(ir::print(a_, options), renamed(ir::print(b_, options), names_), name_a_, name_b_);
     };
@@ -312,8 +312,8 @@ class Comparison {
   static std::string describe(const ir::Graph& graph, size_t index) {
     const ir::Node& node = graph.nodes[index];
     std::string out = "op " + std::to_string(index) + " (" + std::string(ir::op_desc(node.opcode).name);
-    if (node.source < graph.sources.size() && !graph.sources[node.source].empty()) {
-      out += ", " + graph.sources[node.source];
+    if (node.record < graph.source_lines.size() && !graph.source_lines[node.record].empty()) {
+      out += ", " + graph.source_lines[node.record];
     }
     return out + ")";
   }

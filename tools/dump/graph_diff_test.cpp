@@ -108,7 +108,7 @@ TEST(GraphDiff, WhatTheOpsDoNotSayIsComparedToo) {
   grouped.groups.push_back({0, 0, ir::GroupKind::kPointwise});
   EXPECT_EQ(diff(a, grouped).first, "only the groups differ");
   b = a;
-  b.sources[1] = "net.py:4 in forward";
+  b.source_lines[1] = "net.py:4 in forward";
   EXPECT_TRUE(diff(a, b).same);
 }
 

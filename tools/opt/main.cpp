@@ -115,13 +115,13 @@ Status choose_passes(const std::vector<std::string>& names, std::vector<const pa
 
 // Describes a worker that can execute groups of these kinds, in every dtype.
 Status make_context(const Options& options, passes::PassContext* context) {
-  context->worker.dtypes = ~uint64_t{0};
+  context->worker.dtype_mask = ~uint64_t{0};
   for (const std::string& name : options.group_kinds) {
     const auto kind = std::ranges::find(ir::text::kGroups, name);
     if (name == "all") {
-      context->worker.group_kinds = (1u << ir::kGroupKinds) - 1;
+      context->worker.group_kind_mask = (1u << ir::kGroupKinds) - 1;
     } else if (kind != std::end(ir::text::kGroups)) {
-      context->worker.group_kinds |= 1u << (kind - std::begin(ir::text::kGroups));
+      context->worker.group_kind_mask |= 1u << (kind - std::begin(ir::text::kGroups));
     } else {
       std::string message = "there is no kind of group '" + name + "'; there are: all";
       for (const std::string_view known : ir::text::kGroups) message.append(" ").append(known);

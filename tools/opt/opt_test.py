@@ -34,7 +34,7 @@ def test_without_passes_the_text_is_as_it_was(example):
 
 def test_the_whole_pipeline_is_the_default():
     text = output(OPT, stdin=TWICE)
-    assert text.count("aten::neg") == 1 and "reuses" in text
+    assert text.count("aten::neg") == 1 and "may_reuse" in text
     names = output(OPT, "--list")
     assert [line.split()[0] for line in names.splitlines() if not line.startswith(" ")] == PASSES
     assert text == output(OPT, "--passes", ",".join(PASSES), "--verify", stdin=TWICE)
@@ -42,7 +42,7 @@ def test_the_whole_pipeline_is_the_default():
 
 def test_some_passes():
     text = output(OPT, "--passes", "lift,cse", stdin=TWICE)
-    assert text.count("aten::neg") == 1 and "reuses" not in text
+    assert text.count("aten::neg") == 1 and "may_reuse" not in text
     assert output(OPT, "--passes", "plan", stdin=TWICE).count("aten::neg") == 2
 
 

@@ -161,7 +161,7 @@ RunCase compacted(const RunCase& run) {
   RunCase result;
   Remaining remaining;
   result.graph = compact(run.graph, &remaining);
-  for (ir::Buffer& buffer : result.graph.buffers) buffer.ssa = false;
+  for (ir::Buffer& buffer : result.graph.buffers) buffer.written_once = false;
   for (const uint32_t param : remaining.params) result.params.push_back(run.params[param]);
   for (const uint32_t input : remaining.inputs) result.inputs.push_back(run.inputs[input]);
   return result;

@@ -14,7 +14,7 @@ Status save_case(const RunCase& run, const std::string& path) {
     session.upload(ids.back(), bytes);
   }
   ir::Graph sent = run.optimized ? *run.optimized : run.graph;
-  sent.sources.clear();  // `graph` has them
+  sent.source_lines.clear();  // `graph` has them
   session.load(1, &run.graph, sent);
   session.run(1, run.params, ids, ids.size() + 1);
   return {};

@@ -48,7 +48,7 @@ class Compactor {
     mark();
     number(remaining);
     for (ir::Node& node : out_.nodes) rewrite(node);
-    sources();
+    source_lines();
     return std::move(out_);
   }
 
@@ -114,7 +114,7 @@ class Compactor {
         remaining->buffers.push_back(static_cast<uint32_t>(b));
         buffers_[b] = static_cast<uint32_t>(out_.buffers.size());
         out_.buffers.push_back(in_.buffers[b]);
-        out_.buffers.back().in_group = false;
+        out_.buffers.back().group_local = false;
         if (out_.buffers.back().nbytes != ir::kNoSym) {
           out_.buffers.back().nbytes = symbols_[out_.buffers.back().nbytes];
         }
@@ -148,15 +148,16 @@ class Compactor {
   }
 
   // Renumbers the records without gaps, so that source lines of removed records go.
-  void sources() {
+  void source_lines() {
     std::map<uint32_t, uint32_t> records;
-    for (const ir::Node& node : out_.nodes) records[node.source] = 0;
+    for (const ir::Node& node : out_.nodes) records[node.record] = 0;
     uint32_t next = 0;
     for (auto& [record, number] : records) {
       number = next++;
-      if (!in_.sources.empty()) out_.sources.push_back(record < in_.sources.size() ? in_.sources[record] : "");
+      if (!in_.source_lines.empty())
+        out_.source_lines.push_back(record < in_.source_lines.size() ? in_.source_lines[record] : "");
     }
-    for (ir::Node& node : out_.nodes) node.source = records[node.source];
+    for (ir::Node& node : out_.nodes) node.record = records[node.record];
   }
 
   const ir::Graph& in_;

@@ -46,7 +46,7 @@ Status take(const Side& side, std::vector<uint32_t> nodes, std::span<const int64
 std::optional<uint32_t> maker_of(const ir::Graph& graph, uint32_t node, uint32_t view) {
   for (uint32_t n = 0; n < node; ++n) {
     const std::vector<uint32_t> written = written_views(graph, graph.nodes[n]);
-    if (std::ranges::find(written, view) != written.end()) return graph.nodes[n].source;
+    if (std::ranges::find(written, view) != written.end()) return graph.nodes[n].record;
   }
   return std::nullopt;
 }
@@ -102,12 +102,12 @@ bool comparable(const ir::Graph& a, const ir::Graph& b, const NodePair& pair, st
 
 std::vector<NodePair> pair_by_record(const ir::Graph& a, const ir::Graph& b) {
   std::map<uint32_t, uint32_t> last_a, last_b;
-  for (uint32_t n = 0; n < a.nodes.size(); ++n) last_a[a.nodes[n].source] = n;
-  for (uint32_t n = 0; n < b.nodes.size(); ++n) last_b[b.nodes[n].source] = n;
+  for (uint32_t n = 0; n < a.nodes.size(); ++n) last_a[a.nodes[n].record] = n;
+  for (uint32_t n = 0; n < b.nodes.size(); ++n) last_b[b.nodes[n].record] = n;
   std::vector<NodePair> pairs;
   for (uint32_t n = 0; n < b.nodes.size(); ++n) {
-    const auto found = last_a.find(b.nodes[n].source);
-    if (found != last_a.end() && last_b[b.nodes[n].source] == n) pairs.push_back({found->second, n});
+    const auto found = last_a.find(b.nodes[n].record);
+    if (found != last_a.end() && last_b[b.nodes[n].record] == n) pairs.push_back({found->second, n});
   }
   return pairs;
 }

@@ -74,24 +74,24 @@ Status Device::load(std::shared_ptr<const ir::Graph> graph, LoadedGraph* loaded)
   loaded->survivor_count = surviving_buffers(*graph).size();
   loaded->wants_results = has_results(*graph);
   uint32_t records = 0;
-  for (const ir::Node& node : graph->nodes) records = std::max(records, node.source + 1);
+  for (const ir::Node& node : graph->nodes) records = std::max(records, node.record + 1);
   std::vector<ir::SourceRef> sources(std::min(records, kMaxRecords));
   for (uint32_t record = 0; record < sources.size(); ++record) sources[record].code = record + 1;
   return client_->load(std::move(graph), std::move(sources), {}, {}, &loaded->program);
 }
 
 Status Device::run(const LoadedGraph& loaded, std::span<const int64_t> params, std::span<const uint64_t> inputs,
-                   uint64_t* base, remote::Words* words, WorkerError* error) {
+                   uint64_t* first_result_id, remote::ResultWords* result_words, WorkerError* error) {
   error->reset();
-  words->clear();
+  result_words->clear();
   if (Status status = client_->throttle(kPatient); !status) return status;
   remote::FlushInfo info;
   uint64_t ticket;
-  Status sent = client_->run(loaded.program, {params, inputs, loaded.survivor_count, math_}, base, &info,
-                             loaded.wants_results ? &ticket : nullptr);
+  Status sent = client_->run(loaded.program, {params, inputs, loaded.survivor_count, math_modes_}, first_result_id,
+                             &info, loaded.wants_results ? &ticket : nullptr);
   if (!sent || !loaded.wants_results) return sent;
   remote::OpError reported;
-  return sort(client_->wait_results(ticket, words, kPatient, &reported), reported, error);
+  return sort(client_->wait_results(ticket, result_words, kPatient, &reported), reported, error);
 }
 
 Status Device::synchronize(WorkerError* error) {
@@ -134,14 +134,14 @@ Status Device::copy(uint64_t id, uint64_t nbytes, uint64_t* made, WorkerError* e
     if (Status status = load(copy_graph(), &copy_); !status) return status;
   }
   const auto size = static_cast<int64_t>(nbytes);
-  remote::Words words;
-  return run(copy_, {&size, 1}, {&id, 1}, made, &words, error);
+  remote::ResultWords result_words;
+  return run(copy_, {&size, 1}, {&id, 1}, made, &result_words, error);
 }
 
 std::string to_string(const remote::OpError& error, const ir::Graph& graph) {
   std::string text = error.status.message();
   const uint64_t record = error.source.code;  // see load
-  if (record > 0 && record <= graph.sources.size()) text += " at " + graph.sources[record - 1];
+  if (record > 0 && record <= graph.source_lines.size()) text += " at " + graph.source_lines[record - 1];
   return text;
 }
 

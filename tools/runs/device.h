@@ -40,12 +40,13 @@ class Device {
   std::string description() const { return client_->description(); }
 
   Status load(std::shared_ptr<const ir::Graph> graph, LoadedGraph* loaded);
-  // The surviving buffers get the ids *base, *base + 1, ... If the graph has dynamic or host results, the call waits
-  // for them and returns RunReply's words (remote/wire/wire.fbs) in *words. Otherwise an error may be reported later.
+  // The surviving buffers get the ids *first_result_id, *first_result_id + 1, ... If the graph has dynamic or host
+  // results, the call waits for them and returns RunReply's result_words (remote/wire/wire.fbs) in *result_words.
+  // Otherwise an error may be reported later.
   Status run(const LoadedGraph& loaded, std::span<const int64_t> params, std::span<const uint64_t> inputs,
-             uint64_t* base, remote::Words* words, WorkerError* error);
+             uint64_t* first_result_id, remote::ResultWords* result_words, WorkerError* error);
   // Sets the math modes of later runs.
-  void set_math(ir::MathModes math) { math_ = math; }
+  void set_math_modes(ir::MathModes math_modes) { math_modes_ = math_modes; }
   // Waits until all work is done; *error is the first error that was not reported yet.
   Status synchronize(WorkerError* error);
 
@@ -71,7 +72,7 @@ class Device {
   std::unique_ptr<remote::WorkerHandle> worker_;
   std::unique_ptr<remote::Client> client_;
   LoadedGraph copy_;
-  ir::MathModes math_ = 0;
+  ir::MathModes math_modes_ = 0;
 };
 
 // The message of an error in a run of this graph, with the user's source line if the graph has it.

@@ -107,7 +107,7 @@ std::vector<OutputView> output_views(const ir::Graph& graph, std::span<const int
   return views;
 }
 
-std::vector<OutputView> dynamic_results(const ir::Graph& graph, std::span<const int64_t> words) {
+std::vector<OutputView> dynamic_results(const ir::Graph& graph, std::span<const int64_t> result_words) {
   std::vector<OutputView> views;
   if (graph.nodes.empty()) return views;
   const ir::Node& last = graph.nodes.back();
@@ -115,12 +115,12 @@ std::vector<OutputView> dynamic_results(const ir::Graph& graph, std::span<const 
   size_t at = 0;
   const auto take = [&](uint32_t v) {
     const ir::View& view = graph.views[v];
-    if (!view.dynamic || at >= words.size()) return;
-    const int64_t dtype = words[at++];
-    if (dtype < 0 || at >= words.size()) return;
-    const auto dims = static_cast<size_t>(words[at++]);
-    if (dims > ir::kMaxRank || at + 2 * dims > words.size()) return;
-    const auto numbers = words.subspan(at);
+    if (!view.dynamic || at >= result_words.size()) return;
+    const int64_t dtype = result_words[at++];
+    if (dtype < 0 || at >= result_words.size()) return;
+    const auto dims = static_cast<size_t>(result_words[at++]);
+    if (dims > ir::kMaxRank || at + 2 * dims > result_words.size()) return;
+    const auto numbers = result_words.subspan(at);
     at += 2 * dims;
     if (!graph.buffers[view.buffer].survives) return;
     views.push_back(
@@ -147,22 +147,22 @@ Status execute(Device& device, const LoadedGraph& loaded, std::span<const int64_
   std::vector<uint64_t> ids, temporary;
   WorkerError error;
   Status status = private_inputs(device, *loaded.graph, inputs, &ids, &temporary, &error);
-  uint64_t base = 0;
-  if (status.ok() && !error) status = device.run(loaded, params, ids, &base, &outcome->words, &error);
+  uint64_t first_result_id = 0;
+  if (status.ok() && !error) status = device.run(loaded, params, ids, &first_result_id, &outcome->result_words, &error);
   if (status.ok() && !error) status = device.synchronize(&error);
   if (status.ok() && !error) {
     std::vector<OutputView> all(views.begin(), views.end());
-    for (OutputView& view : dynamic_results(*loaded.graph, outcome->words)) all.push_back(std::move(view));
+    for (OutputView& view : dynamic_results(*loaded.graph, outcome->result_words)) all.push_back(std::move(view));
     outcome->outputs.resize(all.size());
     for (size_t i = 0; i < all.size() && status.ok() && !error; ++i) {
       const OutputView& view = all[i];
-      status = device.read(view.input ? ids[view.index] : base + view.index, ir::item_size(view.dtype), view.sizes,
-                           view.strides, view.offset, &outcome->outputs[i], &error);
+      status = device.read(view.input ? ids[view.index] : first_result_id + view.index, ir::item_size(view.dtype),
+                           view.sizes, view.strides, view.offset, &outcome->outputs[i], &error);
     }
   }
   if (error) *outcome = {to_string(*error, *loaded.graph), {}, {}};
   for (const uint64_t id : temporary) device.free(id);
-  for (uint64_t k = 0; base != 0 && k < loaded.survivor_count; ++k) device.free(base + k);
+  for (uint64_t k = 0; first_result_id != 0 && k < loaded.survivor_count; ++k) device.free(first_result_id + k);
   return status;
 }
 
@@ -173,7 +173,8 @@ std::optional<std::string> compare(std::span<const OutputView> views, const Outc
     return std::string("only the ") + (a.error ? "first" : "second") +
            " run failed: " + (a.error ? *a.error : *b.error);
   }
-  if (a.words != b.words || a.outputs.size() != b.outputs.size()) return "the sizes or numbers of the results differ";
+  if (a.result_words != b.result_words || a.outputs.size() != b.outputs.size())
+    return "the sizes or numbers of the results differ";
   for (size_t i = 0; i < a.outputs.size(); ++i) {
     const bool dynamic = i >= views.size();
     const auto difference =

@@ -36,7 +36,7 @@ std::vector<OutputView> output_views(const ir::Graph& graph, std::span<const int
 
 struct Outcome {
   std::optional<std::string> error;  // an error of the worker; the other fields are then empty
-  remote::Words words;               // dynamic and host results
+  remote::ResultWords result_words;  // dynamic and host results
   std::vector<Bytes> outputs;        // bytes of the requested views, contiguous; then of the dynamic results
 };
 
@@ -49,7 +49,7 @@ Status execute(Device& device, const LoadedGraph& loaded, std::span<const int64_
 std::optional<std::string> compare(std::span<const OutputView> views, const Outcome& a, const Outcome& b,
                                    const Tolerance& tolerance);
 
-// The dynamic results that a run's words describe: the size and layout of each.
-std::vector<OutputView> dynamic_results(const ir::Graph& graph, std::span<const int64_t> words);
+// The dynamic results that a run's result words describe: the size and layout of each.
+std::vector<OutputView> dynamic_results(const ir::Graph& graph, std::span<const int64_t> result_words);
 
 }  // namespace torch_remote::tools

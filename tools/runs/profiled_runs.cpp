@@ -11,12 +11,13 @@ constexpr int kWarmup = 2;
 // Runs a graph. *error: an error that the worker reported.
 Status once(Device& device, const LoadedGraph& loaded, std::span<const int64_t> params,
             std::span<const uint64_t> inputs, WorkerError* error) {
-  uint64_t base;
-  remote::Words words;
+  uint64_t first_result_id;
+  remote::ResultWords result_words;
   WorkerError later;
-  if (Status status = device.run(loaded, params, inputs, &base, &words, error); !status) return status;
+  if (Status status = device.run(loaded, params, inputs, &first_result_id, &result_words, error); !status)
+    return status;
   if (Status status = device.synchronize(&later); !status) return status;
-  for (uint64_t k = 0; k < loaded.survivor_count; ++k) device.free(base + k);
+  for (uint64_t k = 0; k < loaded.survivor_count; ++k) device.free(first_result_id + k);
   if (!*error) *error = std::move(later);
   return {};
 }

@@ -90,17 +90,18 @@ Status Replayer::run(const RunEvent& event) {
   Inputs inputs;
   if (!this->inputs(event, &inputs)) {
     ++counts_.left_out;
-    for (const uint64_t id : event.frees) free(id);
+    for (const uint64_t id : event.freed_ids) free(id);
     return {};
   }
   std::vector<int64_t> values;
   if (Status status = ir::evaluate(program.graph, event.params.data(), &values); !status) return status;
-  uint64_t base;
-  Words words;
+  uint64_t first_result_id;
+  ResultWords result_words;
   WorkerError error;
   const LoadedGraph& loaded = programs_[program.number];
-  device_.set_math(event.math);
-  if (Status status = device_.run(loaded, event.params, inputs.ids, &base, &words, &error); !status) return status;
+  device_.set_math_modes(event.math_modes);
+  if (Status status = device_.run(loaded, event.params, inputs.ids, &first_result_id, &result_words, &error); !status)
+    return status;
   record_error(error);
   ++counts_.runs;
   counts_.ops += program.graph.nodes.size();
@@ -109,18 +110,19 @@ Status Replayer::run(const RunEvent& event) {
   }
   for (size_t k = 0; k < program.survivors.size(); ++k) {
     const ir::Sym nbytes = program.graph.buffers[program.survivors[k]].nbytes;
-    buffers_[event.base + k] = {base + k, nbytes == ir::kNoSym ? 0 : static_cast<uint64_t>(values[nbytes])};
+    buffers_[event.first_result_id + k] = {first_result_id + k,
+                                           nbytes == ir::kNoSym ? 0 : static_cast<uint64_t>(values[nbytes])};
   }
-  for (const OutputView& view : dynamic_results(program.graph, words)) {
+  for (const OutputView& view : dynamic_results(program.graph, result_words)) {
     uint64_t last = 0;
     bool empty = false;
     for (size_t d = 0; d < view.sizes.size(); ++d) {
       empty |= view.sizes[d] == 0;
       last += static_cast<uint64_t>(view.sizes[d] - 1) * static_cast<uint64_t>(view.strides[d]);
     }
-    buffers_[event.base + view.index].nbytes = empty ? 0 : (last + 1) * ir::item_size(view.dtype);
+    buffers_[event.first_result_id + view.index].nbytes = empty ? 0 : (last + 1) * ir::item_size(view.dtype);
   }
-  for (const uint64_t id : event.frees) free(id);
+  for (const uint64_t id : event.freed_ids) free(id);
   return {};
 }
 

@@ -35,11 +35,11 @@ uint32_t packed_view(ir::Graph& graph, uint32_t like) {
   return static_cast<uint32_t>(graph.views.size() - 1);
 }
 
-ir::Node copy_node(uint32_t from, uint32_t to, uint32_t source) {
+ir::Node copy_node(uint32_t from, uint32_t to, uint32_t record) {
   constexpr ir::Opcode copy = ir::ops::aten_copy_;
   ir::Node node;
   node.opcode = copy;
-  node.source = source;
+  node.record = record;
   node.args = {
       {ir::ArgTag::kView, to, 0, {}, {}}, {ir::ArgTag::kView, from, 0, {}, {}}, {}};  // non_blocking has no effect here
   node.results.resize(1);
@@ -129,7 +129,7 @@ ir::Graph with_operand_snapshots(const ir::Graph& graph, uint32_t node, std::vec
   snapshots->clear();
   std::vector<ir::Node> copies;
   for (const uint32_t view : read_views(graph, graph.nodes[node])) {
-    copies.push_back(copy_node(view, packed_view(result, view), graph.nodes[node].source));
+    copies.push_back(copy_node(view, packed_view(result, view), graph.nodes[node].record));
     snapshots->push_back({node, view});
   }
   result.nodes.insert(result.nodes.begin() + node, copies.begin(), copies.end());
@@ -148,7 +148,7 @@ ir::Graph with_snapshots(const ir::Graph& graph, std::span<const uint32_t> nodes
     nodes = nodes.subspan(1);
     for (const uint32_t view : written_views(graph, graph.nodes[n])) {
       const uint32_t copy = packed_view(result, view);
-      result.nodes.push_back(copy_node(view, copy, graph.nodes[n].source));
+      result.nodes.push_back(copy_node(view, copy, graph.nodes[n].record));
       snapshots->push_back({n, view});
     }
   }
@@ -176,7 +176,7 @@ std::string describe(const ir::Graph& graph, const ir::Node& node, std::span<con
 }
 
 std::string line_of(const ir::Graph& graph, const ir::Node& node) {
-  return node.source < graph.sources.size() ? graph.sources[node.source] : "";
+  return node.record < graph.source_lines.size() ? graph.source_lines[node.record] : "";
 }
 
 }  // namespace torch_remote::tools

@@ -49,11 +49,11 @@ Status share_memory(ir::Graph& graph, const passes::PassContext&) {
       if (!source || last[source->buffer] <= n || source->sizes != target->sizes) continue;
       ir::Node copy;
       copy.opcode = ir::find_op("aten::copy_");
-      copy.source = graph.nodes[n].source;
+      copy.record = graph.nodes[n].record;
       copy.args = {graph.nodes[m].results[0], graph.nodes[n].results[0], {}};
       copy.results.resize(1);
       nodes.push_back(std::move(copy));
-      graph.buffers[source->buffer].ssa = false;
+      graph.buffers[source->buffer].written_once = false;
       break;
     }
   }

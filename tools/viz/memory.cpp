@@ -60,7 +60,7 @@ MemoryChart memory_chart(const ir::Graph& graph, const std::vector<int64_t>& val
     change[life.last + 1] -= static_cast<int64_t>(nbytes[b] / unit);
     // A buffer may take over another one's memory in its first node. The other one then counts only up to the node
     // before.
-    const uint32_t from = graph.buffers[b].reuses;
+    const uint32_t from = graph.buffers[b].may_reuse;
     if (from == ir::kNoBuffer || !shown[from] || layout.offsets[from] != layout.offsets[b]) continue;
     if (lifetimes[from].last != life.first) continue;
     change[life.first] -= static_cast<int64_t>(nbytes[from] / unit);

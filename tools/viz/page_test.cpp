@@ -116,10 +116,10 @@ TEST(Page, HoldsTheGraphAndNothingFromElsewhere) {
 
 TEST(Page, ATextInTheGraphCannotEndTheScript) {
   PageInput input{.title = "x", .graph = small(), .values = {}, .times = {}};
-  input.graph.sources[0] = "</script><script>alert(1)</script><!--";
+  input.graph.source_lines[0] = "</script><script>alert(1)</script><!--";
   const std::string page = make_page(input);
   EXPECT_EQ(page.find("alert(1)</script>"), std::string::npos);
-  EXPECT_EQ(data_of(page)["graph"]["nodes"][0]["source"], input.graph.sources[0]);
+  EXPECT_EQ(data_of(page)["graph"]["nodes"][0]["source"], input.graph.source_lines[0]);
 }
 
 TEST(Page, EveryGraphHasOne) {

@@ -100,9 +100,9 @@ class CollectiveProgram final : public RunnerProgram {
  public:
   CollectiveProgram(CollectiveRunner& runner, const ir::Graph& graph) : runner_(runner), graph_(graph) {}
 
-  bool creates_buffer(uint32_t) const override { return false; }
+  bool allocates_buffer(uint32_t) const override { return false; }
   bool run(tr_run& run, tr_error* error) override {
-    run.word_count = 0;
+    run.result_word_count = 0;
     for (uint32_t n = run.first; n < run.last; ++n) {
       note_time(run, n);
       WorkPtr work;
@@ -117,7 +117,7 @@ class CollectiveProgram final : public RunnerProgram {
     return true;
   }
   bool begin(tr_run& run, bool stays, WorkPtr* work, tr_error* error) override {
-    run.word_count = 0;
+    run.result_word_count = 0;
     note_time(run, run.first);
     if (const Status status = begin_node(run, run.first, stays, work); !status.ok()) {
       return refuse(status, run.first, error);
@@ -129,9 +129,9 @@ class CollectiveProgram final : public RunnerProgram {
  private:
   static bool refuse(const Status& status, uint32_t node, tr_error* error) {
     error->node = node;
-    error->repeat = 0;
-    std::snprintf(error->kind, sizeof(error->kind), "%s",
-                  status.kind().empty() ? "RuntimeError" : status.kind().c_str());
+    error->retry_as_nodes = 0;
+    std::snprintf(error->exception_type, sizeof(error->exception_type), "%s",
+                  status.exception_type().empty() ? "RuntimeError" : status.exception_type().c_str());
     std::snprintf(error->message, sizeof(error->message), "%s", status.message().c_str());
     return false;
   }
@@ -188,7 +188,7 @@ Status CollectiveProgram::fetch(Call::Tensor& tensor) const {
 // reported yet counts.
 Status CollectiveProgram::find_failure(const tr_run& run, uint32_t number) const {
   for (const DeferredFailure& late : runner_.options_.device->await_failures()) {
-    if (late.run != run.number) return late.error;
+    if (late.run_id != run.run_id) return late.error;
     std::vector<bool> lacks(graph_.buffers.size());
     for (uint32_t n = late.node; n <= number; ++n) {
       bool needs = n == late.node;
@@ -294,7 +294,7 @@ Status CollectiveProgram::begin_node(tr_run& run, uint32_t number, bool stays, W
 
 Status CollectiveRunner::load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) {
   for (uint32_t n = 0; n < request.graph.nodes.size(); ++n) {
-    if (request.nodes[n] == 0 || !accepts(request.graph, n)) continue;
+    if (request.may_run[n] == 0 || !accepts(request.graph, n)) continue;
     const ir::Node& node = request.graph.nodes[n];
     const std::string_view name = ir::op_desc(node.opcode).name;
     const std::optional<Op> op = collective::find_op(name);

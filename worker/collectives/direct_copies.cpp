@@ -190,7 +190,7 @@ Status DirectCopies::receive(int64_t pair, int64_t number, ir::DType dtype, std:
 void DirectCopies::send_failure(int64_t pair, int64_t number, const Status& why) {
   Pair* const found = find(pair);
   if (found == nullptr || !found->queue) return;
-  std::string text = (why.kind().empty() ? "RuntimeError" : why.kind()) + "\n";
+  std::string text = (why.exception_type().empty() ? "RuntimeError" : why.exception_type()) + "\n";
   text += why.message().substr(0, Mesh::kMostText);
   const auto keep = std::make_shared<std::string>(std::move(text));
   const Label label = label_of(CollectiveOp::kSkipped, number, ir::DType::kUInt8, keep->size());

@@ -22,10 +22,10 @@
 // Copies between two sessions of one client: the bytes go over a connection between their workers.
 //
 // The two workers are a *pair*: a mesh of two ranks with a number that the client assigns. One end waits for the other
-// to connect. Each copy has a number of its own, and ends on both sides. If a copy is left out because its operand
-// failed, the other end is notified. Its receive then fails with the same error, and later copies still work. Bytes
-// stay in the sender's memory until the other end asks for them. An error of the connection ends all copies of the
-// pair; the client then makes another pair.
+// to connect. Each copy has a number of its own. Each end either performs the copy or drops it. If the sender leaves a
+// copy out because its operand failed, the receive fails with the same error, and later copies still work. Bytes stay
+// in the sender's memory until the other end asks for them. An error of the connection ends all copies of the pair; the
+// client then makes another pair.
 //
 // The ends test whether each device can read the other's memory when they connect. If both can, bytes go from device to
 // device (worker/collectives/peer_copies.h), and only their location goes over the connection.

@@ -107,7 +107,7 @@ TEST_F(DirectCopiesTest, OneThatIsLeftOutFailsAloneAndLikeItsCause) {
   const Work waits = receive(there, 1, missing);
   here.send_failure(1, 1, {ErrorCode::kOpFailed, "index 9 is out of\nbounds", "IndexError"});
   const Status status = finish(waits);
-  EXPECT_EQ(status.kind(), "IndexError");
+  EXPECT_EQ(status.exception_type(), "IndexError");
   EXPECT_EQ(status.message(), "index 9 is out of\nbounds");
   here.send_failure(1, 2, {ErrorCode::kOpFailed, std::string(100'000, 'x'), ""});
   const std::vector<float> good = numbers(2, 3);
@@ -116,7 +116,7 @@ TEST_F(DirectCopiesTest, OneThatIsLeftOutFailsAloneAndLikeItsCause) {
   EXPECT_TRUE(finish(receive(there, 3, got)).ok());
   EXPECT_EQ(got, good);
   const Status kept = finish(receive(there, 2, late));
-  EXPECT_EQ(kept.kind(), "RuntimeError");
+  EXPECT_EQ(kept.exception_type(), "RuntimeError");
   EXPECT_EQ(kept.message(), std::string(Mesh::kMostText, 'x'));
   EXPECT_TRUE(finish(sent).ok());
 }

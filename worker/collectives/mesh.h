@@ -39,9 +39,9 @@ struct Incoming {
 
 inline constexpr int kAnyPeer = -1;
 
-// An error in a collective op or a copy; `kind` is the Python exception class.
-inline Status collective_failed(std::string message, const char* kind = "RuntimeError") {
-  return {ErrorCode::kOpFailed, std::move(message), kind};
+// An error in a collective op or a copy; `exception_type` is the Python exception class.
+inline Status collective_failed(std::string message, const char* exception_type = "RuntimeError") {
+  return {ErrorCode::kOpFailed, std::move(message), exception_type};
 }
 
 // The time limit of an op, and a function that may end it earlier.
@@ -86,7 +86,7 @@ class Mesh {
   // wait for each other. If the session's memory limit leaves no space for a message, the message is not read until a
   // receive asks for it. A receive that asks for a later message then fails. Errors are kOpFailed, and name the other
   // rank and the op. A sender may send an error instead of a message (CollectiveOp::kSkipped; its bytes are the error's
-  // kind, a newline and the message). Then only the exchange that asks for this message fails.
+  // exception type, a newline and the message). Then only the exchange that asks for this message fails.
   Status exchange(std::span<const Outgoing> sends, std::span<Incoming> receives, const OpLimits& limits);
 
   // Begins an exchange without waiting. The caller must make sure that some thread calls drive() until `finished` was

@@ -36,8 +36,8 @@ struct StridedBytes {
 
 // A failure that depends on data, and was found only when the work was done: an index out of range, a failed check.
 struct DeferredFailure {
-  uint64_t run = 0;   // tr_run::number
-  uint32_t node = 0;  // Node of that run's program.
+  uint64_t run_id = 0;  // tr_run::run_id
+  uint32_t node = 0;    // Node of that run's program.
   Status error;
 };
 
@@ -56,8 +56,8 @@ class Device {
   const CachingAllocator& memory() const { return *memory_; }
 
   // Sets how the device's runners compute matmuls and convolutions, from now on.
-  void set_math(ir::MathModes math) { math_ = math; }
-  ir::MathModes math() const { return math_; }
+  void set_math_modes(ir::MathModes math_modes) { math_modes_ = math_modes; }
+  ir::MathModes math_modes() const { return math_modes_; }
 
   // -- Queued work.
 
@@ -103,7 +103,7 @@ class Device {
 
  private:
   CachingAllocator::Pointer memory_;
-  ir::MathModes math_ = 0;
+  ir::MathModes math_modes_ = 0;
 };
 
 }  // namespace torch_remote::worker

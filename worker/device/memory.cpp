@@ -74,7 +74,7 @@ bool CachingAllocator::allocate(uint64_t nbytes, tr_buffer* buffer, Visibility v
   if (take(nbytes, buffer, visibility)) return true;
   if (reclaim_ && reclaim_() && take(nbytes, buffer, visibility)) return true;
   std::lock_guard lock(mutex_);
-  ++stats_.failures;
+  ++stats_.num_ooms;
   return false;
 }
 
@@ -176,7 +176,7 @@ CachingAllocator::Block* CachingAllocator::take_large(size_t size, Visibility vi
       free_segments();
       found = free.lower_bound(&probe);
       if (found == free.end() && !add_segment(size, visibility)) return nullptr;
-      ++stats_.retries;
+      ++stats_.num_alloc_retries;
     }
     found = free.lower_bound(&probe);
   }
@@ -280,7 +280,7 @@ void CachingAllocator::free_segments() {
   });
 }
 
-void CachingAllocator::trim() {
+void CachingAllocator::empty_cache() {
   std::lock_guard lock(mutex_);
   free_slabs();
   free_segments();
@@ -293,7 +293,7 @@ bool CachingAllocator::charge(uint64_t nbytes) {
     free_segments();
   }
   if (!fits(nbytes)) {
-    ++stats_.failures;
+    ++stats_.num_ooms;
     return false;
   }
   charged_ += nbytes;
@@ -354,7 +354,7 @@ void CachingAllocator::reset_totals() {
   for (MemoryStat* stat : {&stats_.allocated, &stats_.reserved, &stats_.allocations, &stats_.segments}) {
     stat->allocated = stat->freed = 0;
   }
-  stats_.retries = stats_.failures = 0;
+  stats_.num_alloc_retries = stats_.num_ooms = 0;
 }
 
 uint64_t CachingAllocator::limit() const {

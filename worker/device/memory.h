@@ -43,8 +43,8 @@ struct MemoryStats {
   MemoryStat reserved;     // Bytes of segments, and of external memory.
   MemoryStat allocations;  // Blocks in use, and external ones.
   MemoryStat segments;
-  uint64_t retries = 0;   // Allocations that succeeded after segments were released.
-  uint64_t failures = 0;  // Allocations that failed.
+  uint64_t num_alloc_retries = 0;  // Allocations that succeeded after segments were released.
+  uint64_t num_ooms = 0;           // Allocations that failed.
 };
 
 // A large piece of memory; destroying `keep` releases it.
@@ -110,7 +110,7 @@ class CachingAllocator {
   bool over_limit();
 
   // Releases segments without a block in use.
-  void trim();
+  void empty_cache();
 
   MemoryStats stats() const;
   void reset_peak();

@@ -94,7 +94,7 @@ TEST(Memory, OwnBlocksComeFromTheirOwnSource) {
   EXPECT_FALSE(allocator->allocate(100 << 20, &none, Visibility::kShared));
   release(large);
   release(get(Visibility::kShared, 180 << 20));
-  allocator->trim();
+  allocator->empty_cache();
   EXPECT_EQ(own->bytes + shared->bytes, 0u);
   EXPECT_EQ(allocator->stats().reserved.current, 0u);
 }
@@ -169,11 +169,11 @@ TEST(Memory, TrimGivesBackWhatIsUnused) {
   Fixture f;
   const tr_buffer a = f.get(100), b = f.get(1 << 20), c = f.get(100 << 20);
   release(c);
-  f.allocator->trim();
+  f.allocator->empty_cache();
   EXPECT_EQ(f.counted->segments, 1u);
   release(a);
   release(b);
-  f.allocator->trim();
+  f.allocator->empty_cache();
   EXPECT_EQ(f.counted->segments, 0u);
   EXPECT_EQ(f.allocator->stats().reserved.current, 0u);
   release(f.get(100));
@@ -227,7 +227,7 @@ TEST(Memory, RandomUseAgreesWithAModel) {
         release(buffer);
         live.erase(it);
       }
-      if (random() % 500 == 0) f.allocator->trim();
+      if (random() % 500 == 0) f.allocator->empty_cache();
       uint64_t asked = 0;
       for (auto& [data, entry] : live) asked += entry.first.nbytes;
       const MemoryStats stats = f.allocator->stats();
@@ -244,7 +244,7 @@ TEST(Memory, RandomUseAgreesWithAModel) {
     }
     for (auto& [data, entry] : live) release(entry.first);
     EXPECT_EQ(f.allocator->stats().allocated.current, 0u);
-    f.allocator->trim();
+    f.allocator->empty_cache();
     EXPECT_EQ(f.counted->segments, 0u);
   }
 }
@@ -255,17 +255,17 @@ TEST(Memory, ALowerLimitFailsWhatComesNext) {
   f.allocator->set_limit(40 << 20);
   tr_buffer buffer{};
   EXPECT_FALSE(f.allocator->allocate(30 << 20, &buffer));
-  EXPECT_EQ(f.allocator->stats().failures, 1u);
+  EXPECT_EQ(f.allocator->stats().num_ooms, 1u);
   ASSERT_TRUE(f.allocator->allocate(16 << 20, &buffer));
   release(buffer);
   // Memory that was released counts again.
   release(kept);
   ASSERT_TRUE(f.allocator->allocate(39 << 20, &buffer));
-  EXPECT_EQ(f.allocator->stats().retries, 1u);
+  EXPECT_EQ(f.allocator->stats().num_alloc_retries, 1u);
   release(buffer);
   f.allocator->reset_totals();
   EXPECT_EQ(f.allocator->stats().allocations.allocated, 0u);
-  EXPECT_EQ(f.allocator->stats().failures + f.allocator->stats().retries, 0u);
+  EXPECT_EQ(f.allocator->stats().num_ooms + f.allocator->stats().num_alloc_retries, 0u);
 }
 
 TEST(Machine, SaysWhatItHas) {

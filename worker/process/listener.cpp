@@ -144,7 +144,7 @@ class Listener {
   bool network() const { return at_.is_network(); }
   Status open_network();
   void wait_for_something(std::vector<pollfd>& polled);
-  Status accept_all();
+  Status accept_some();
   void reap();
   size_t serving() const { return count(SessionProcess::State::kServing); }
   size_t count(SessionProcess::State state) const {
@@ -275,7 +275,7 @@ Status Listener::run() {
     for (auto incoming = incoming_.begin(); incoming != incoming_.end();) {
       incoming = read_client_hello(*incoming) ? std::next(incoming) : incoming_.erase(incoming);
     }
-    if (Status status = accept_all(); !status.ok()) return status;
+    if (Status status = accept_some(); !status.ok()) return status;
   }
 }
 
@@ -297,8 +297,9 @@ void Listener::wait_for_something(std::vector<pollfd>& polled) {
   (void)ppoll(polled.data(), polled.size(), &timeout, &waiting_);
 }
 
-Status Listener::accept_all() {
-  for (;;) {
+// Accepts a part of the waiting clients. The others follow in the next round, so that sessions are served in between.
+Status Listener::accept_some() {
+  for (size_t i = 0; i < kMostIncoming; ++i) {
     const int client = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
     if (client >= 0) {
       network() ? begin_network(client) : accept_unix(client);
@@ -314,6 +315,7 @@ Status Listener::accept_all() {
     std::this_thread::sleep_for(kAcceptRetryTime);
     return {};
   }
+  return {};
 }
 
 // Removes the processes that have ended.
@@ -453,6 +455,8 @@ void Listener::begin_network(int client) {
   Incoming& incoming = incoming_.emplace_back();
   incoming.socket = client;
   incoming.deadline = Clock::now() + remote::kHelloTimeout;
+  // We read at once, so that many strangers that connect after a client cannot displace it.
+  if (!read_client_hello(incoming)) incoming_.pop_back();
 }
 
 bool Listener::read_client_hello(Incoming& incoming) {

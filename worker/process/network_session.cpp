@@ -3,10 +3,12 @@
 #include <poll.h>
 #include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
+#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <cstddef>
 #include <cstring>
 #include <deque>
@@ -33,6 +35,7 @@ using remote::ResumingTransport;
 constexpr std::chrono::seconds kReturnTime{5};
 constexpr size_t kMostReturns = 2;
 constexpr std::chrono::seconds kWriteTime{1};
+constexpr unsigned kSecondsToEnd = 2;  // After SIGTERM; a run that takes longer ends with the process.
 
 std::unique_ptr<remote::StreamTransport> frames_over(remote::PendingClient& pending_client,
                                                      uint64_t max_attachment_bytes) {
@@ -66,6 +69,16 @@ Status request_admission(int control, const remote::Digest& session_key) {
   }
 }
 
+// SIGTERM, which also comes when the listener has ended (session_process.cpp), no longer ends the process, but makes
+// the returned descriptor readable. For the calling thread and the threads that it starts.
+int block_sigterm() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  return signalfd(-1, &signals, SFD_NONBLOCK | SFD_CLOEXEC);
+}
+
 // Later connections, as the listener hands them over. Each handshake has a thread of its own, so that the session's
 // keeper continues with heartbeats and acknowledgements whatever the other end does.
 class Reconnects {
@@ -77,11 +90,13 @@ class Reconnects {
         max_attachment_bytes_(max_attachment_bytes),
         session_(session),
         keys_(std::move(keys)),
-        wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
+        wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
+        terminated_(block_sigterm()) {}
   ~Reconnects() {
     for (const auto& reconnect : reconnects_) reconnect->given_up = true;
     for (const auto& reconnect : reconnects_) reconnect->thread.join();
     close(wake_);
+    if (terminated_ >= 0) close(terminated_);
   }
   Reconnects(const Reconnects&) = delete;
   Reconnects& operator=(const Reconnects&) = delete;
@@ -93,9 +108,13 @@ class Reconnects {
 
   Status next(std::chrono::milliseconds step, const ResumingTransport::Freeze& freeze,
               ResumingTransport::Connection* connection) {
-    const Status not_yet = {ErrorCode::kTimeout, "remote: timeout"};
-    pollfd polled[] = {{control_, POLLIN, 0}, {wake_, POLLIN, 0}};
-    if (poll(polled, 2, static_cast<int>(step.count())) <= 0) return not_yet;
+    Status not_yet = {ErrorCode::kTimeout, "remote: timeout"};
+    pollfd polled[] = {{control_, POLLIN, 0}, {wake_, POLLIN, 0}, {terminated_, POLLIN, 0}};
+    if (poll(polled, 3, static_cast<int>(step.count())) <= 0) return not_yet;
+    if (polled[2].revents != 0) {
+      alarm(kSecondsToEnd);
+      return worker_ends();
+    }
     if (polled[1].revents != 0) {
       uint64_t count = 0;
       (void)!read(wake_, &count, sizeof(count));
@@ -114,10 +133,12 @@ class Reconnects {
     remote::PendingClient pending_client;
   };
 
+  static Status worker_ends() { return {ErrorCode::kUnsupported, "remote: the worker ends"}; }
+
   Status take_from_listener() {
     ControlMessage message;
     const Status status = receive_control(control_, &message);
-    if (status.code() == ErrorCode::kLost) return {ErrorCode::kUnsupported, "remote: the worker ends"};
+    if (status.code() == ErrorCode::kLost) return worker_ends();
     if (!status.ok()) return {};
     ClientHello client_hello;
     if (message.type != Control::kReconnect || message.body.size() != sizeof(client_hello) || message.descriptor < 0) {
@@ -166,7 +187,7 @@ class Reconnects {
     return false;
   }
 
-  void drop(std::deque<std::unique_ptr<Reconnect>>::iterator reconnect) {
+  void drop(const std::deque<std::unique_ptr<Reconnect>>::iterator& reconnect) {
     (*reconnect)->given_up = true;
     (*reconnect)->thread.join();
     reconnects_.erase(reconnect);
@@ -178,6 +199,7 @@ class Reconnects {
   const remote::Digest session_;
   const std::shared_ptr<const remote::TlsContext> keys_;
   const int wake_;
+  const int terminated_;                               // Readable after SIGTERM.
   std::deque<std::unique_ptr<Reconnect>> reconnects_;  // Used by the session's keeper thread; the newest is last.
 };
 
@@ -203,9 +225,11 @@ Status serve_network_client(int socket, const ClientHello& client_hello, int con
     return {ErrorCode::kUnsupported,
             "remote: " + pending_client.stream->description() + " was refused: " + status.message()};
   }
+  const uint64_t max_attachment_bytes = server.memory_limit ? server.memory_limit : UINT64_MAX;
+  // From here on the client hears of SIGTERM. No other thread runs yet: load() may start some.
+  Reconnects reconnects(control, options, max_attachment_bytes, pending_client.key, std::move(keys));
   if (status = accept_client(pending_client, 0, options.lease, options.heartbeat, deadline); !status.ok())
     return status;
-  const uint64_t max_attachment_bytes = server.memory_limit ? server.memory_limit : UINT64_MAX;
   ResumingTransport::Connection first;
   first.transport = frames_over(pending_client, max_attachment_bytes);
   spdlog::debug("serving {}", first.transport->description());
@@ -213,7 +237,6 @@ Status serve_network_client(int socket, const ClientHello& client_hello, int con
   if (status = options.load(&its); !status.ok()) its.unavailable = status;
   // The client may have to send it again after a reconnect.
   its.hello_timeout = std::max<std::chrono::milliseconds>(its.hello_timeout, options.lease);
-  Reconnects reconnects(control, options, max_attachment_bytes, pending_client.key, std::move(keys));
   ResumingTransport::Options how;
   how.lease = options.lease;
   how.heartbeat = options.heartbeat;

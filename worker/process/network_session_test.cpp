@@ -91,6 +91,14 @@ class Session {
     close(socket);
   }
 
+  void signal(int number) const { kill(pid_, number); }
+  // Waits until the process has ended. Returns its exit code, or a signal's number, negated.
+  int exit_status() const {
+    siginfo_t info{};
+    (void)waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOWAIT);
+    return info.si_code == CLD_EXITED ? info.si_status : -info.si_status;
+  }
+
   // Returns those of the secrets that are in the session's memory.
   std::vector<std::string> has(const std::vector<std::string>& secrets) const {
     std::vector<std::string> found;
@@ -213,19 +221,24 @@ std::string file(const std::string& path) {
   return text.str();
 }
 
+// Connects the client to the session. Null: the handshake failed.
+std::unique_ptr<remote::StreamTransport> begin(Session& session, Client& client, const std::string& secrets) {
+  const auto [a, b] = remote::testing::tcp_sockets();
+  std::thread listener([&, b = b] { session.start(secrets, b); });
+  auto connection = client.connect(a);
+  listener.join();
+  return connection;
+}
+
 TEST(NetworkSession, KeepsNeitherTokenNorPrivateKeyAfterTheFirstHandshake) {
   for (const bool tls : {false, true}) {
     Session session(5s);
     const remote::testing::Certificates files;
     const std::string token = random_text();
     const remote::TlsFiles trusting{"", "", files.file("ca.pem")};
-    const auto [a, b] = remote::testing::tcp_sockets();
     Client client(token, tls ? &trusting : nullptr);
-    std::thread listener([&, b = b] {
-      session.start(token + (tls ? "\n" + files.file("worker.pem") + "\n" + files.file("worker.key") : ""), b);
-    });
-    const auto connection = client.connect(a);
-    listener.join();
+    const auto connection =
+        begin(session, client, token + (tls ? "\n" + files.file("worker.pem") + "\n" + files.file("worker.key") : ""));
     ASSERT_NE(connection, nullptr);
     std::vector<std::string> secrets = {token};
     if (tls) {
@@ -272,6 +285,23 @@ TEST(NetworkSession, KeepsNeitherTokenNorPrivateKeyAfterTheFirstHandshake) {
   }
 }
 
+// Otherwise the client would try to reconnect for the whole lease.
+TEST(NetworkSession, ATerminatedSessionTellsItsClient) {
+  Session session(5s);
+  const std::string token = random_text();
+  Client client(token);
+  const auto connection = begin(session, client, token);
+  ASSERT_NE(connection, nullptr);
+  session.signal(SIGTERM);
+  remote::Frame frame;
+  do {
+    const Status status = connection->receive(&frame, 10s);
+    ASSERT_TRUE(status.ok()) << status.message();
+  } while (frame.header.type == static_cast<uint8_t>(wire::Type::kReceivedAck));
+  EXPECT_EQ(frame.header.type, static_cast<uint8_t>(wire::Type::kSessionClosed));
+  EXPECT_EQ(session.exit_status(), 0);
+}
+
 // Counts the frames that arrive in this time.
 int heard(remote::StreamTransport& connection, std::chrono::milliseconds time) {
   int count = 0;
@@ -289,10 +319,7 @@ TEST(NetworkSession, HeartbeatsGoOnWhileSilentClientsComeBack) {
   Session session(100ms);
   const std::string token = random_text();
   Client client(token);
-  const auto [a, b] = remote::testing::tcp_sockets();
-  std::thread listener([&, b = b] { session.start(token, b); });
-  const auto connection = client.connect(a);
-  listener.join();
+  const auto connection = begin(session, client, token);
   ASSERT_NE(connection, nullptr);
   std::vector<int> silent;
   for (uint64_t attempt = 1; attempt <= 8; ++attempt) {  // The maximum number, each newer than the one before.
@@ -306,7 +333,7 @@ TEST(NetworkSession, HeartbeatsGoOnWhileSilentClientsComeBack) {
   std::thread speaks([&] {  // An idle client sends heartbeats.
     while (!ends) {
       wire::Header header;
-      header.type = static_cast<uint8_t>(wire::Type::kReceived);
+      header.type = static_cast<uint8_t>(wire::Type::kReceivedAck);
       bool sent = false;
       (void)connection->send_at_once(header, {}, &sent);
       std::this_thread::sleep_for(50ms);

@@ -27,7 +27,7 @@ std::string said(const std::string& dtype, const std::string& node, HalfPolicy h
   EXPECT_TRUE(ir::evaluate(graph, &parameter, &values).ok());
   const ScalarChecks checks(graph, {.first = 0, .last = 0}, half_policy);
   const Status status = checks.check(values);
-  EXPECT_EQ(status.kind(), status.ok() ? "" : "RuntimeError");
+  EXPECT_EQ(status.exception_type(), status.ok() ? "" : "RuntimeError");
   return status.message();
 }
 

@@ -23,22 +23,22 @@ typedef struct tr_program tr_program;
 
 typedef struct tr_error {
   size_t struct_size;
-  char kind[32];       // Python exception class: "RuntimeError", "IndexError", "OutOfMemoryError", ...
-  char message[4000];  // NUL terminated
-  uint32_t node;       // The node that failed.
+  char exception_type[32];  // Python exception class: "RuntimeError", "IndexError", "OutOfMemoryError", ...
+  char message[4000];       // NUL terminated
+  uint32_t node;            // The node that failed.
   // 1: the group that begins with `node` could not run as one, and no memory that it reads has changed. Its nodes then
   // run one by one, and report what is wrong.
-  uint32_t repeat;
+  uint32_t retry_as_nodes;
 } tr_error;
 
 // States what the client's process is doing.
-typedef enum tr_client {
-  TR_CLIENT_RESTS = 0,     // Nothing on this machine.
-  TR_CLIENT_LOOKS = 1,     // It waits, and polls for the answer.
-  TR_CLIENT_COMPUTES = 2,  // It uses a core, or other processes do.
-} tr_client;
+typedef enum tr_client_activity {
+  TR_CLIENT_IDLE = 0,       // Nothing on this machine.
+  TR_CLIENT_POLLING = 1,    // It waits, and polls for the answer.
+  TR_CLIENT_COMPUTING = 2,  // It uses a core, or other processes do.
+} tr_client_activity;
 
-struct tr_product;
+struct tr_matmul;
 
 // The host provides these functions and values to a runner. `allocate` returns 0, or 1 if there is no memory.
 typedef struct tr_host {
@@ -48,9 +48,10 @@ typedef struct tr_host {
   int (*allocate)(void* context, uint64_t nbytes, tr_buffer* buffer);
   // May be null. A runner calls it during a run, before an op of tens of microseconds: if its threads would take all
   // cores, it should leave one to a client that needs it.
-  tr_client (*client_activity)(void* context);
-  // May be null. Returns the fastest algorithm (tr_product_way) for a matmul of these sizes; its matrices need no data.
-  int (*product_way)(void* context, const struct tr_product* product);
+  tr_client_activity (*client_activity)(void* context);
+  // May be null. Returns the fastest algorithm (tr_matmul_algorithm) for a matmul of these sizes; its matrices need no
+  // data.
+  int (*matmul_algorithm)(void* context, const struct tr_matmul* matmul);
   // 1: buffers are in the memory of a GPU, and runs queue their work on `gpu_stream`. The GPU's primary context is
   // current in every call. A run returns when its work is queued. It waits for that work only where data decides
   // whether a node fails.
@@ -58,23 +59,23 @@ typedef struct tr_host {
   int gpu;           // Number of the GPU.
   void* gpu_stream;  // CUstream
   // The file with torch's kernels for the GPU; null: libtorch_cuda.so next to libtorch_cpu.so.
-  const char* gpu_library;
+  const char* torch_cuda_library;
 } tr_host;
 
 // States how to load a program.
 typedef struct tr_load_options {
   size_t struct_size;
-  int tune;              // The first runs may time several algorithms; later runs use the fastest.
-  const uint8_t* nodes;  // One per node: whether runs may ask for it; null: runs may ask for any.
+  int tune;                // The first runs may time several algorithms; later runs use the fastest.
+  const uint8_t* may_run;  // One per node: whether runs may ask for it; null: runs may ask for any.
 } tr_load_options;
 
 // Data that a runner derives from the contents of a buffer and keeps with it (weights in another layout). Both fields
 // are null, or the runner's own; only the runner knows the meaning of `data`. The host calls release(data) and sets
 // both to null when the contents may change, and when the buffer is freed.
-typedef struct tr_attachment {
+typedef struct tr_cached_data {
   void* data;
   void (*release)(void* data);
-} tr_attachment;
+} tr_cached_data;
 
 // One run of nodes [first, last) of a program.
 typedef struct tr_run {
@@ -91,43 +92,44 @@ typedef struct tr_run {
   uint32_t buffer_count;
   // Dynamic and host results of the range's nodes, as in RunReply (remote/wire/wire.fbs): dtype, rank, sizes and
   // strides for each dynamic view.
-  int64_t* words;
-  uint32_t word_capacity;
-  uint32_t word_count;  // Output.
+  int64_t* result_words;
+  uint32_t result_word_capacity;
+  uint32_t result_word_count;  // Output.
   // Null, or where the runner writes when each node began: last - first + 1 times, CLOCK_MONOTONIC in ns. The last
   // entry is the end of the last node. After a failure, entries after error->node are unchanged.
   uint64_t* times;
-  uint64_t number;  // Number of the run, for failures that are found later; 0: no such failures are reported.
+  uint64_t run_id;  // Number of the run, for failures that are found later; 0: no such failures are reported.
   // Null, or one entry per graph buffer. An entry is null unless the buffer is an input that this program does not
   // write.
-  tr_attachment* const* attachments;
+  tr_cached_data* const* cached_data;
   // ir::MathModes. With kDeterministic, the same ops on the same operands give the same bits on this machine, at any
   // time and load, for the same number of threads.
-  uint32_t math;
+  uint32_t math_modes;
 } tr_run;
 
 // How a matmul is computed.
-typedef enum tr_product_way {
-  TR_PRODUCT_AS_OP = 0,   // Like an op of a program.
-  TR_PRODUCT_ONEDNN = 1,  // float32 with oneDNN's kernels, which torch's ops do not use for this type on x86-64.
-} tr_product_way;
+typedef enum tr_matmul_algorithm {
+  TR_MATMUL_AS_OP = 0,   // Like an op of a program.
+  TR_MATMUL_ONEDNN = 1,  // float32 with oneDNN's kernels, which torch's ops do not use for this type on x86-64.
+} tr_matmul_algorithm;
 
-// A matrix, or a batch of matrices: element (b, r, c) is b * batch + r * row + c * column elements after `data`.
+// A matrix, or a batch of matrices: element (b, r, c) is b * batch_stride + r * row_stride + c * column_stride
+// elements after `data`.
 typedef struct tr_matrix {
   void* data;
-  int64_t batch, row, column;
+  int64_t batch_stride, row_stride, column_stride;  // Elements.
 } tr_matrix;
 
 // A matmul that is not part of a program: result [rows, columns] = left [rows, depth] times right [depth, columns],
-// plus `added` [rows, columns] if that has data. All matrices have one dtype.
-typedef struct tr_product {
+// plus `addend` [rows, columns] if that has data. All matrices have one dtype.
+typedef struct tr_matmul {
   size_t struct_size;
   int dtype;        // ir::DType
-  int way;          // tr_product_way
+  int algorithm;    // tr_matmul_algorithm
   int64_t batches;  // 0: no batch, one matrix each.
   int64_t rows, columns, depth;
-  tr_matrix left, right, added, result;
-} tr_product;
+  tr_matrix left, right, addend, result;
+} tr_matmul;
 
 typedef struct tr_runner_api {
   size_t struct_size;
@@ -145,7 +147,7 @@ typedef struct tr_runner_api {
   int (*run)(tr_runner* runner, tr_program* program, tr_run* run, tr_error* error);
   // Returns 1 if the runner allocates this graph buffer itself (an op without a real out variant). The host must not
   // allocate it beforehand.
-  int (*creates_buffer)(const tr_program* program, uint32_t buffer);
+  int (*allocates_buffer)(const tr_program* program, uint32_t buffer);
   // Calls body(context, begin, end) for parts of [0, count), on the runner's threads if the parts have at least `grain`
   // elements. Returns when all parts are done. With it, the process needs only one thread pool. Must not be called
   // during run.
@@ -154,14 +156,14 @@ typedef struct tr_runner_api {
   // Returns 1 if programs may use the op of this name ("aten::add.Tensor").
   int (*has_op)(tr_runner* runner, const char* name);
   // The host is about to wait for an unknown time: threads that spin should sleep.
-  void (*rest)(tr_runner* runner);
+  void (*on_idle)(tr_runner* runner);
   // Computes the matmul with as many threads as an op of a program would have. Returns 0, or 1 if the runner cannot
   // compute it; the matrices are unchanged then. May be null, or missing in an older plugin. Must not be called during
   // run.
-  int (*multiply)(tr_runner* runner, const tr_product* product);
-  // The host is about to begin a run. `much`: the run's calls of parallel_for are together worth waking threads, even
-  // if each is small. May be null, or missing in an older plugin.
-  void (*begin)(tr_runner* runner, int much);
+  int (*matmul)(tr_runner* runner, const tr_matmul* matmul);
+  // The host is about to begin a run. `heavy_run`: the run's calls of parallel_for are together worth waking threads,
+  // even if each is small. May be null, or missing in an older plugin.
+  void (*notify_threads)(tr_runner* runner, int heavy_run);
 } tr_runner_api;
 
 typedef const tr_runner_api* (*tr_runner_entry)(void);

@@ -13,7 +13,7 @@ class PluginProgram final : public RunnerProgram {
       : api_(api), runner_(runner), program_(program) {}
   ~PluginProgram() override { api_->unload(runner_, program_); }
 
-  bool creates_buffer(uint32_t buffer) const override { return api_->creates_buffer(program_, buffer) != 0; }
+  bool allocates_buffer(uint32_t buffer) const override { return api_->allocates_buffer(program_, buffer) != 0; }
   bool run(tr_run& run, tr_error* error) override { return api_->run(runner_, program_, &run, error) == 0; }
 
  private:
@@ -36,27 +36,29 @@ class PluginRunner final : public Runner {
     host_.context = this;
     host_.allocate = allocate;
     host_.client_activity = options_.client_activity ? client_activity : nullptr;
-    host_.product_way = options_.matmul_algorithm ? matmul_algorithm : nullptr;
+    host_.matmul_algorithm = options_.matmul_algorithm ? matmul_algorithm : nullptr;
     if (options_.gpu) {
       host_.has_gpu = 1;
       host_.gpu = options_.gpu->number;
       host_.gpu_stream = options_.gpu->stream;
-      host_.gpu_library = options_.gpu->library.empty() ? nullptr : options_.gpu->library.c_str();
+      host_.torch_cuda_library =
+          options_.gpu->torch_cuda_library.empty() ? nullptr : options_.gpu->torch_cuda_library.c_str();
     }
     tr_error error{};
     error.struct_size = sizeof(error);
     if (api_->create(&host_, options_.threads, options_.inproc, &runner_, &error) == 0) return {};
     runner_ = nullptr;
-    return {ErrorCode::kInternal, std::string("remote: the runner cannot start: ") + error.message, error.kind};
+    return {ErrorCode::kInternal, std::string("remote: the runner cannot start: ") + error.message,
+            error.exception_type};
   }
 
   std::string name() const override { return api_->description; }
   bool accepts(const ir::Graph&, uint32_t) override { return true; }
   bool has_op(const char* name) override { return api_->has_op(runner_, name) != 0; }
-  void on_idle() override { api_->rest(runner_); }
+  void on_idle() override { api_->on_idle(runner_); }
 
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
-    const tr_load_options options{sizeof(options), request.tune, request.nodes.data()};
+    const tr_load_options options{sizeof(options), request.tune, request.may_run.data()};
     tr_program* loaded = nullptr;
     tr_error error{};
     error.struct_size = sizeof(error);
@@ -67,16 +69,16 @@ class PluginRunner final : public Runner {
     return {};
   }
 
-  std::function<bool(const tr_product&)> matmul() override {
-    constexpr size_t kNeeded = offsetof(tr_runner_api, multiply) + sizeof(tr_runner_api::multiply);
-    if (api_->struct_size < kNeeded || api_->multiply == nullptr) return nullptr;
-    return [this](const tr_product& product) { return api_->multiply(runner_, &product) == 0; };
+  std::function<bool(const tr_matmul&)> matmul() override {
+    constexpr size_t kNeeded = offsetof(tr_runner_api, matmul) + sizeof(tr_runner_api::matmul);
+    if (api_->struct_size < kNeeded || api_->matmul == nullptr) return nullptr;
+    return [this](const tr_matmul& matmul) { return api_->matmul(runner_, &matmul) == 0; };
   }
 
   std::function<void(bool)> thread_notifier() override {
-    constexpr size_t kNeeded = offsetof(tr_runner_api, begin) + sizeof(tr_runner_api::begin);
-    if (api_->struct_size < kNeeded || api_->begin == nullptr) return nullptr;
-    return [this](bool much) { api_->begin(runner_, much ? 1 : 0); };
+    constexpr size_t kNeeded = offsetof(tr_runner_api, notify_threads) + sizeof(tr_runner_api::notify_threads);
+    if (api_->struct_size < kNeeded || api_->notify_threads == nullptr) return nullptr;
+    return [this](bool heavy_run) { api_->notify_threads(runner_, heavy_run ? 1 : 0); };
   }
 
   ParallelFor threads() override {
@@ -92,10 +94,12 @@ class PluginRunner final : public Runner {
   static int allocate(void* self, uint64_t nbytes, tr_buffer* buffer) {
     return static_cast<PluginRunner*>(self)->options_.memory->allocate(nbytes, buffer) ? 0 : 1;
   }
-  static tr_client client_activity(void* self) { return static_cast<PluginRunner*>(self)->options_.client_activity(); }
+  static tr_client_activity client_activity(void* self) {
+    return static_cast<PluginRunner*>(self)->options_.client_activity();
+  }
 
-  static int matmul_algorithm(void* self, const tr_product* product) {
-    return static_cast<PluginRunner*>(self)->options_.matmul_algorithm(*product);
+  static int matmul_algorithm(void* self, const tr_matmul* matmul) {
+    return static_cast<PluginRunner*>(self)->options_.matmul_algorithm(*matmul);
   }
 
   const tr_runner_api* api_;
@@ -107,8 +111,8 @@ class PluginRunner final : public Runner {
 }  // namespace
 
 Status runner_error(const tr_error& error) {
-  const bool memory = std::string_view(error.kind) == "OutOfMemoryError";
-  return {memory ? ErrorCode::kOutOfMemory : ErrorCode::kOpFailed, error.message, error.kind};
+  const bool memory = std::string_view(error.exception_type) == "OutOfMemoryError";
+  return {memory ? ErrorCode::kOutOfMemory : ErrorCode::kOpFailed, error.message, error.exception_type};
 }
 
 Status make_plugin_runner(const tr_runner_api* api, PluginOptions options, std::unique_ptr<Runner>* runner) {

@@ -12,11 +12,12 @@
 
 namespace torch_remote::worker {
 
-// The GPU that the plugin's work is queued on, if its memory is not this machine's; see tr_host.
+// For a plugin whose buffers are in GPU memory: the GPU, and the stream on which it queues its work; see tr_host.
 struct PluginGpu {
   int number = 0;
   void* stream = nullptr;
-  std::string library;  // The file with torch's kernels; empty: libtorch_cuda.so next to the plugin's libtorch_cpu.so.
+  std::string torch_cuda_library;  // The file with torch's kernels; empty: libtorch_cuda.so next to the plugin's
+                                   // libtorch_cpu.so.
 };
 
 // Options for the runner in a plugin.
@@ -26,9 +27,9 @@ struct PluginOptions {
   // The allocator for results and scratch of its ops. Outlives the runner.
   CachingAllocator* memory = nullptr;
   // Returns what the client's process is doing; called during runs. Null: not known.
-  std::function<tr_client()> client_activity = nullptr;
+  std::function<tr_client_activity()> client_activity = nullptr;
   // Returns the algorithm for a matmul inside of an op; called during runs. Null: the op chooses.
-  std::function<tr_product_way(const tr_product& product)> matmul_algorithm = nullptr;
+  std::function<tr_matmul_algorithm(const tr_matmul& matmul)> matmul_algorithm = nullptr;
   std::optional<PluginGpu> gpu = std::nullopt;
 };
 

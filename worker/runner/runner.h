@@ -36,7 +36,7 @@ class RunnerProgram {
 
   // Whether the runner allocates this graph buffer itself (an op without a real out variant). The session must not
   // allocate it beforehand.
-  virtual bool creates_buffer(uint32_t buffer) const = 0;
+  virtual bool allocates_buffer(uint32_t buffer) const = 0;
 
   // Whether the runner executes nodes [first, last), a group that it accepted, in runs with these symbol values. The
   // session calls it when the values or the runner's generation have changed, and before the next run if asks_again().
@@ -61,7 +61,7 @@ class RunnerProgram {
   virtual void report_time(uint32_t first, uint64_t ns) {}
 
   // The amount of work in nodes [first, last), which the runner takes: the number of points of its loops on the host's
-  // threads. From it the session decides whether to wake threads (tr_runner_api::begin).
+  // threads. From it the session decides whether to wake threads (tr_runner_api::notify_threads).
   virtual double work(uint32_t first, uint32_t last) const { return 0; }
 
   // Whether buffer `made` may share the memory of buffer `source`, in a group that the runner executes as one. The
@@ -70,11 +70,10 @@ class RunnerProgram {
   virtual bool may_share(uint32_t first, uint32_t made, uint32_t source) const { return false; }
 
   // Executes nodes [run.first, run.last), for all of which the program was loaded. Returns when they are queued;
-  // `words` are set by then. Returns false with *error if a node failed: nodes before error->node ran, that one did
-  // not, later ones were not tried.
-  // On an asynchronous device, a failure that depends on data is reported later, as a DeferredFailure
-  // (worker/device/device.h). The results of that node are undefined then, and later nodes ran. `times` are written
-  // later there, too: the session retains them until the run's ticket is done.
+  // `result_words` are set by then. Returns false with *error if a node failed: nodes before error->node ran, that one
+  // did not, later ones were not tried. On an asynchronous device, a failure that depends on data is reported later, as
+  // a DeferredFailure (worker/device/device.h). The results of that node are undefined then, and later nodes ran.
+  // `times` are written later there, too: the session retains them until the run's ticket is done.
   virtual bool run(tr_run& run, tr_error* error) = 0;
 
   // Begins node run.first, instead of run(); for a runner that works in the background. *work is null if the op is done
@@ -88,8 +87,8 @@ class RunnerProgram {
 struct LoadRequest {
   std::span<const uint8_t> bytes;  // An encoded ir/program.fbs, which is decoded to `graph` and verified.
   const ir::Graph& graph;
-  std::vector<uint8_t> nodes;  // One per node: whether runs will ask for it.
-  bool tune = false;           // The first runs may time several algorithms.
+  std::vector<uint8_t> may_run;  // One per node: whether runs will ask for it.
+  bool tune = false;             // The first runs may time several algorithms.
 };
 
 // For one thread. Outlives its programs.
@@ -134,7 +133,7 @@ class Runner {
   // Number of kernels compiled so far.
   virtual uint64_t kernels_compiled() const { return 0; }
   // Number of groups that the runner accepted and found no kernel for.
-  virtual uint64_t groups_refused() const { return 0; }
+  virtual uint64_t groups_without_kernel() const { return 0; }
 
   // The worker is about to wait for an unknown time: threads that spin should sleep.
   virtual void on_idle() {}
@@ -143,12 +142,12 @@ class Runner {
   virtual ParallelFor threads() { return nullptr; }
 
   // Returns a function that the session calls before a run in which others use the runner's threads
-  // (tr_runner_api::begin); null: the call is not needed.
-  virtual std::function<void(bool much)> thread_notifier() { return nullptr; }
+  // (tr_runner_api::notify_threads); null: the call is not needed.
+  virtual std::function<void(bool heavy_run)> thread_notifier() { return nullptr; }
 
   // Returns the runner's matmul, for other runners to use and to compare theirs with. The function returns whether it
   // computed the matmul. Null: the runner has none to offer.
-  virtual std::function<bool(const tr_product& product)> matmul() { return nullptr; }
+  virtual std::function<bool(const tr_matmul& matmul)> matmul() { return nullptr; }
 };
 
 using Runners = std::vector<std::unique_ptr<Runner>>;

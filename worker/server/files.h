@@ -16,7 +16,7 @@ namespace torch_remote::worker {
 struct FileVersion {
   uint64_t size = 0;  // Bytes.
   uint64_t inode = 0;
-  int64_t modified = 0;  // Nanoseconds since 1970.
+  int64_t mtime_ns = 0;  // Nanoseconds since 1970.
   bool operator==(const FileVersion&) const = default;
 };
 

@@ -14,7 +14,7 @@ using remote::AttachmentPtr;
 using remote::Frame;
 using wire::Type;
 
-FailurePtr FunctionCalls::start(const wire::Call& message, const Frame& frame) {
+FailurePtr FunctionCalls::start(const wire::CallFunction& message, const Frame& frame) {
   const uint64_t sequence = frame.header.sequence;
   const auto refuse = [&](Status why) { return make_failure(std::move(why), sequence); };
   if (options_.python.empty()) {
@@ -41,7 +41,7 @@ FailurePtr FunctionCalls::start(const wire::Call& message, const Frame& frame) {
     if (__builtin_add_overflow(total, view.located.nbytes, &total)) return refuse(no_memory_for("a call"));
     sizes.push_back(view.located.nbytes);
   }
-  PendingCall call{message.base(), {}};
+  PendingCall call{message.first_result_id(), {}};
   if (Status status = call.operands.take(&memory_, total, "a call"); !status.ok()) return refuse(std::move(status));
   Parts parts;
   if (Status status = Parts::make(sizes, &parts); !status.ok()) return refuse(std::move(status));
@@ -64,25 +64,26 @@ FailurePtr FunctionCalls::start(const wire::Call& message, const Frame& frame) {
   return nullptr;
 }
 
-Status FunctionCalls::begin(const wire::Call& message, const Frame& frame) {
-  if (!frame.attachment || message.base() == 0 || message.base() > UINT64_MAX - kMostParts) return damaged("call");
+Status FunctionCalls::begin(const wire::CallFunction& message, const Frame& frame) {
+  if (!frame.attachment || message.first_result_id() == 0 || message.first_result_id() > UINT64_MAX - kMostParts)
+    return damaged("call");
   const FailurePtr failure = start(message, frame);
   if (!failure) return {};
   auto& builder = replies_.begin();
   const auto error = replies_.encode_and_mark_reported(failure);
-  return replies_.reply(Type::kCallReply, frame.header.sequence, wire::CreateCallReply(builder, error));
+  return replies_.reply(Type::kCallFunctionReply, frame.header.sequence, wire::CreateCallFunctionReply(builder, error));
 }
 
-Status FunctionCalls::end(const wire::EndCall& message) {
-  if (message.unwanted() == 0) {
-    if (python_) python_->end(message.call(), message.kill());
+Status FunctionCalls::end(const wire::CancelFunction& message) {
+  if (message.drop_results_from() == 0) {
+    if (python_) python_->end(message.sequence(), message.kill());
     return {};
   }
-  if (message.unwanted() > UINT64_MAX - kMostParts) return damaged("call");
-  if (const auto found = calls_.find(message.call()); found != calls_.end()) {
-    found->second.base = 0;
+  if (message.drop_results_from() > UINT64_MAX - kMostParts) return damaged("call");
+  if (const auto found = calls_.find(message.sequence()); found != calls_.end()) {
+    found->second.first_result_id = 0;
   } else {
-    session_.buffers().free_range(message.unwanted(), kMostParts);
+    session_.buffers().free_range(message.drop_results_from(), kMostParts);
   }
   return {};
 }
@@ -92,17 +93,17 @@ Status FunctionCalls::answer() {
   for (PythonResult& result : python_->take_results()) {
     const auto found = calls_.find(result.call);
     if (found == calls_.end()) continue;
-    const uint64_t base = found->second.base;
+    const uint64_t first_result_id = found->second.first_result_id;
     calls_.erase(found);  // The results may need the memory of the operands.
-    if (Status status = answer(result, base); !status.ok()) return status;
+    if (Status status = answer(result, first_result_id); !status.ok()) return status;
   }
   return {};
 }
 
-Status FunctionCalls::answer(PythonResult& result, uint64_t base) {
+Status FunctionCalls::answer(PythonResult& result, uint64_t first_result_id) {
   std::vector<uint64_t> sizes;
   AttachmentPtr answer;
-  if (base == 0) {
+  if (first_result_id == 0) {
     result = {result.call, {ErrorCode::kOpFailed, "remote: nobody wants the results of this call"}, {}};
   } else if (result.status.ok()) {
     answer = replies_.allocate(result.parts.size(0));
@@ -111,7 +112,7 @@ Status FunctionCalls::answer(PythonResult& result, uint64_t base) {
   }
   for (size_t part = 1; result.status.ok() && part < result.parts.count(); ++part) {
     sizes.push_back(result.parts.size(part));
-    Status made = session_.buffers().make(base + part - 1, sizes.back(), result.call, {},
+    Status made = session_.buffers().make(first_result_id + part - 1, sizes.back(), result.call, {},
                                           [&](uint64_t offset, std::span<std::byte> piece) {
                                             return result.parts.read(part, offset, piece.data(), piece.size());
                                           });
@@ -120,7 +121,7 @@ Status FunctionCalls::answer(PythonResult& result, uint64_t base) {
   auto& builder = replies_.begin();
   const auto error = result.status.ok() ? 0 : encode(builder, make_failure(result.status, result.call));
   const auto encoded = builder.CreateVector(sizes);
-  return replies_.send(Type::kCallReply, result.call, wire::CreateCallReply(builder, error, encoded),
+  return replies_.send(Type::kCallFunctionReply, result.call, wire::CreateCallFunctionReply(builder, error, encoded),
                        result.status.ok() ? std::move(answer) : nullptr);
 }
 

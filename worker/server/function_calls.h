@@ -29,21 +29,21 @@ class FunctionCalls {
       : options_(options), memory_(memory), inbox_(inbox), session_(session), pending_(pending), replies_(replies) {}
 
   // Begins a call. If it cannot begin, replies with the reason.
-  Status begin(const wire::Call& message, const remote::Frame& frame);
+  Status begin(const wire::CallFunction& message, const remote::Frame& frame);
   // Interrupts or kills a call, or frees its results.
-  Status end(const wire::EndCall& message);
+  Status end(const wire::CancelFunction& message);
   // Replies to calls that have ended. They wake the inbox when they end.
   Status answer();
 
  private:
   struct PendingCall {
-    uint64_t base = 0;  // Buffer of the call's first result; 0: the client does not want the results.
+    uint64_t first_result_id = 0;  // Buffer of the call's first result; 0: the client does not want the results.
     Charge operands;
   };
 
   // Copies the operands and starts the function. Returns null, or the reason why the call cannot begin.
-  FailurePtr start(const wire::Call& message, const remote::Frame& frame);
-  Status answer(PythonResult& result, uint64_t base);
+  FailurePtr start(const wire::CallFunction& message, const remote::Frame& frame);
+  Status answer(PythonResult& result, uint64_t first_result_id);
 
   const ServerOptions& options_;
   CachingAllocator& memory_;

@@ -44,7 +44,7 @@ Status open_device(remote::Transport& transport, Inbox& inbox, const ServerOptio
     inbox.watch_others();
   }
   DeviceOptions device_options = options;
-  device_options.repeatable = session->repeatable;
+  device_options.deterministic = session->deterministic;
   Status status = options.open_device(transport, device_options, [&inbox] { return inbox.client_activity(); }, session);
   if (!status.ok()) return status;
   // They come before runners that accept any op.
@@ -76,8 +76,8 @@ Status handshake(remote::Transport& transport, Inbox& inbox, const ServerOptions
                                                 "); install the same torch_remote on both ends"});
   }
   if (!options.unavailable.ok()) return refuse(transport, *session, options.unavailable);
-  session->repeatable = hello->repeatable();
-  session->reproducible = session->repeatable || remote::is_enabled("TORCH_REMOTE_WAIT_COMPILE");
+  session->deterministic = hello->deterministic();
+  session->reproducible = session->deterministic || remote::is_enabled("TORCH_REMOTE_WAIT_COMPILE");
   status = open_device(transport, inbox, options, static_cast<int>(hello->process()), session);
   if (!status.ok()) return refuse(transport, *session, status);
   if (!options.inproc) transport.avoid_busy_cores();
@@ -85,7 +85,7 @@ Status handshake(remote::Transport& transport, Inbox& inbox, const ServerOptions
   const auto description = builder.CreateString(descriptions(session->runners));
   const auto processor = builder.CreateString(session->device->description());
   const auto targets = builder.CreateVectorOfStrings(session->targets);
-  const auto capabilities = wire::CreateCapabilities(builder, targets, session->group_kinds, session->dtypes,
+  const auto capabilities = wire::CreateCapabilities(builder, targets, session->group_kind_mask, session->dtype_mask,
                                                      session->memory_limit, processor_cores(), description);
   builder.Finish(wire::CreateHelloReply(builder, 0, static_cast<uint32_t>(getpid()), description, processor,
                                         processor_cores(), session->memory_limit, capabilities));

@@ -26,13 +26,14 @@ size_t bytes_of(const remote::Frame& frame, bool shares_memory) {
 
 bool is_waited_for(const remote::Frame& frame) {
   const auto type = static_cast<wire::Type>(frame.header.type);
-  return (frame.header.flags & wire::kWantsReply) != 0 && type != wire::Type::kMark && type != wire::Type::kCall;
+  return (frame.header.flags & wire::kWantsReply) != 0 && type != wire::Type::kRecordEvent &&
+         type != wire::Type::kCallFunction;
 }
 
 bool Inbox::note_cancel(const remote::Frame& frame) {
   if (frame.header.type != static_cast<uint8_t>(wire::Type::kCancel)) return false;
   if (const auto* message = wire::verify<wire::Cancel>(frame.control)) {
-    cancelled_ = std::max(cancelled_.load(), message->through());
+    cancelled_ = std::max(cancelled_.load(), message->last_sequence());
   }
   return true;
 }
@@ -56,19 +57,19 @@ void Inbox::receive_early() {
 }
 
 void Inbox::note_wait(const remote::Frame& frame) {
-  if (is_waited_for(frame)) client_polls_ = (frame.header.flags & wire::kSpins) != 0;
+  if (is_waited_for(frame)) client_polls_ = (frame.header.flags & wire::kSenderSpins) != 0;
 }
 
-tr_client Inbox::client_activity() {
+tr_client_activity Inbox::client_activity() {
   const uint64_t now = monotonic_ns();
   if (now - client_looked_ < kLookAtClient) return client_activity_;
-  client_activity_ = client_load_.known() ? look_at_client(now) : TR_CLIENT_RESTS;
-  if (others_ && others_->busy(now, client_load_.used(), idle_)) client_activity_ = TR_CLIENT_COMPUTES;
+  client_activity_ = client_load_.known() ? look_at_client(now) : TR_CLIENT_IDLE;
+  if (others_ && others_->busy(now, client_load_.used(), idle_)) client_activity_ = TR_CLIENT_COMPUTING;
   client_looked_ = now;
   return client_activity_;
 }
 
-tr_client Inbox::look_at_client(uint64_t now) {
+tr_client_activity Inbox::look_at_client(uint64_t now) {
   receive_early();
   if (client_resumed_ || now - client_asked_ > kForgetClient) client_load_.assume_busy(now);
   client_resumed_ = false;
@@ -79,9 +80,9 @@ tr_client Inbox::look_at_client(uint64_t now) {
     waits_since_ = now;
   }
   if (!client_load_.busy(now) || (waits_since_ != 0 && (!client_polls_ || now - waits_since_ > kClientLooks))) {
-    return TR_CLIENT_RESTS;
+    return TR_CLIENT_IDLE;
   }
-  return waits_since_ != 0 ? TR_CLIENT_LOOKS : TR_CLIENT_COMPUTES;
+  return waits_since_ != 0 ? TR_CLIENT_POLLING : TR_CLIENT_COMPUTING;
 }
 
 Status Inbox::receive(remote::Frame* frame, std::chrono::nanoseconds timeout) {

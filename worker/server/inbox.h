@@ -67,7 +67,7 @@ class Inbox final : public CollectiveClient {
   }
 
   // Returns what the client is doing now. Call it during a run.
-  tr_client client_activity();
+  tr_client_activity client_activity();
 
   // Receives pending messages early, and looks for a Cancel among them.
   void receive_early() override;
@@ -75,7 +75,7 @@ class Inbox final : public CollectiveClient {
  private:
   bool note_cancel(const remote::Frame& frame);
   void note_wait(const remote::Frame& frame);
-  tr_client look_at_client(uint64_t now);
+  tr_client_activity look_at_client(uint64_t now);
 
   remote::Transport& transport_;
   const std::thread::id thread_ = std::this_thread::get_id();
@@ -100,7 +100,7 @@ class Inbox final : public CollectiveClient {
   // The client was answered and sent a message that it does not wait for. The processor time that it used while it
   // waited is no evidence now.
   bool client_resumed_ = false;
-  tr_client client_activity_ = TR_CLIENT_RESTS;
+  tr_client_activity client_activity_ = TR_CLIENT_IDLE;
 };
 
 }  // namespace torch_remote::worker

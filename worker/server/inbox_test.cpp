@@ -36,9 +36,9 @@ class InboxTest : public ::testing::Test {
     ASSERT_TRUE(client->send(header, std::vector<uint8_t>(bytes), nullptr).ok());
   }
 
-  void cancel(uint64_t through) {
+  void cancel(uint64_t last_sequence) {
     flatbuffers::FlatBufferBuilder builder;
-    builder.Finish(wire::CreateCancel(builder, through));
+    builder.Finish(wire::CreateCancel(builder, last_sequence));
     wire::Header header;
     header.type = static_cast<uint8_t>(wire::Type::kCancel);
     ASSERT_TRUE(client->send(header, {builder.GetBufferPointer(), builder.GetSize()}, nullptr).ok());
@@ -177,7 +177,7 @@ TEST_F(InboxTest, OfAClientThatIsNoProcessNothingIsKnown) {
   inbox->watch_client(getpid());
   send(1);
   EXPECT_EQ(next(), 1u);
-  EXPECT_EQ(inbox->client_activity(), TR_CLIENT_RESTS);
+  EXPECT_EQ(inbox->client_activity(), TR_CLIENT_IDLE);
 }
 
 // A client that is a process of this machine.
@@ -206,15 +206,15 @@ TEST_F(InboxTest, AClientThatWasAnsweredComputes) {
     EXPECT_EQ(next(), sequence);
     return inbox->client_activity();
   };
-  tr_client activity = activity_in_a_run();
-  for (int i = 0; i < 200 && activity != TR_CLIENT_RESTS; ++i) {
+  tr_client_activity activity = activity_in_a_run();
+  for (int i = 0; i < 200 && activity != TR_CLIENT_IDLE; ++i) {
     std::this_thread::sleep_for(1ms);
     activity = activity_in_a_run();
   }
-  EXPECT_EQ(activity, TR_CLIENT_RESTS);  // It has used no processor time for a while.
+  EXPECT_EQ(activity, TR_CLIENT_IDLE);  // It has used no processor time for a while.
   send(++sequence, 8, wire::kWantsReply);
   EXPECT_EQ(next(), sequence);
-  EXPECT_EQ(activity_in_a_run(), TR_CLIENT_COMPUTES);
+  EXPECT_EQ(activity_in_a_run(), TR_CLIENT_COMPUTING);
   kill(process, SIGKILL);
   waitpid(process, nullptr, 0);
 }

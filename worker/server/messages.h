@@ -34,9 +34,9 @@ inline FailurePtr make_failure(Status status, uint64_t sequence) {
 inline flatbuffers::Offset<wire::Error> encode(flatbuffers::FlatBufferBuilder& builder, const FailurePtr& failure) {
   if (!failure) return 0;
   const Status& status = failure->status;
-  return wire::CreateErrorDirect(builder, static_cast<uint8_t>(status.code()), status.kind().c_str(),
+  return wire::CreateErrorDirect(builder, static_cast<uint8_t>(status.code()), status.exception_type().c_str(),
                                  status.message().c_str(), failure->program, failure->record, failure->sequence,
-                                 failure->skipped, failure->reported);
+                                 failure->skipped_updates, failure->reported);
 }
 
 }  // namespace torch_remote::worker

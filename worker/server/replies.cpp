@@ -35,7 +35,7 @@ flatbuffers::Offset<wire::Error> Replies::encode_and_mark_reported(const Failure
   return error;
 }
 
-wire::WorkerUse Replies::worker_use() const {
+wire::WorkerStats Replies::worker_stats() const {
   const MemoryStats stats = opened_.device->memory().stats();
   const auto encoded = [](const MemoryStat& stat) {
     return wire::MemoryStat(stat.current, stat.peak, stat.allocated, stat.freed);
@@ -43,14 +43,14 @@ wire::WorkerUse Replies::worker_use() const {
   uint64_t kernels = 0, refused = 0;
   for (const auto& runner : opened_.runners) {
     kernels += runner->kernels_compiled();
-    refused += runner->groups_refused();
+    refused += runner->groups_without_kernel();
   }
   return {encoded(stats.allocated),
           encoded(stats.reserved),
           encoded(stats.allocations),
           encoded(stats.segments),
-          stats.retries,
-          stats.failures,
+          stats.num_alloc_retries,
+          stats.num_ooms,
           kernels,
           refused};
 }
@@ -86,10 +86,10 @@ void Replies::note_reply(uint64_t to) {
 Status Replies::acknowledge() {
   begin();
   const auto error = encode(builder_, session_.failures().announce());
-  const wire::WorkerUse use = worker_use();
+  const wire::WorkerStats stats = worker_stats();
   acknowledged_ = done_;
   acknowledged_at_ = inbox_.asked();
-  return send(Type::kProgress, done_, wire::CreateProgress(builder_, &use, error));
+  return send(Type::kAcknowledge, done_, wire::CreateAcknowledge(builder_, &stats, error));
 }
 
 Status Replies::acknowledge_if_due() {

@@ -30,7 +30,7 @@ class Replies {
   }
   // Encodes the failure and marks it as known to the client. Null: there is no failure.
   flatbuffers::Offset<wire::Error> encode_and_mark_reported(const FailurePtr& failure);
-  wire::WorkerUse worker_use() const;
+  wire::WorkerStats worker_stats() const;
   // Allocates an attachment. It counts against the limit until the client has released it. Returns null if there is no
   // memory.
   remote::AttachmentPtr allocate(uint64_t nbytes);

@@ -44,7 +44,7 @@ class Server {
     session_.set_cancelled([this](uint64_t sequence) { return inbox_.poll_cancelled(sequence); });
   }
 
-  // Returns ok when the client says goodbye, else the error that ends the session.
+  // Returns ok when the client closes the session, else the error that ends the session.
   Status run();
 
  private:
@@ -59,17 +59,17 @@ class Server {
   Status out_of_memory(const Frame& frame);
 
   Status handle(const wire::LoadProgram& message, Frame& frame);
-  Status handle(const wire::Unload& message, Frame& frame);
+  Status handle(const wire::UnloadPrograms& message, Frame& frame);
   Status handle(const wire::Run& message, Frame& frame);
   Status handle(const wire::Upload& message, Frame& frame);
   Status handle(const wire::Free& message, Frame& frame);
   Status handle(const wire::Read& message, Frame& frame);
   Status handle(const wire::Synchronize& message, Frame& frame);
-  Status handle(const wire::Mark& message, Frame& frame);
-  Status handle(const wire::File& message, Frame& frame);
+  Status handle(const wire::RecordEvent& message, Frame& frame);
+  Status handle(const wire::StatFile& message, Frame& frame);
   Status handle(const wire::ReadFile& message, Frame& frame);
-  Status handle(const wire::Call& message, Frame& frame) { return calls_.begin(message, frame); }
-  Status handle(const wire::EndCall& message, Frame& frame) { return calls_.end(message); }
+  Status handle(const wire::CallFunction& message, Frame& frame) { return calls_.begin(message, frame); }
+  Status handle(const wire::CancelFunction& message, Frame& frame) { return calls_.end(message); }
   Status handle(const wire::HasOp& message, Frame& frame);
   Status handle(const wire::Profile& message, Frame& frame);
   Status handle(const wire::Memory& message, Frame& frame);
@@ -85,10 +85,10 @@ class Server {
   ProfileStream profile_{opened_, session_, replies_};
   FunctionCalls calls_{options_, opened_.device->memory(), inbox_, session_, pending_, replies_};
   // Math modes that each run has in addition to those that the client chose, unless it chose deterministic ones.
-  const ir::MathModes math_ = opened_.reproducible && opened_.device->is_host_memory()
-                                  ? ir::kDeterministic | ir::kDeterministicWarnOnly
-                                  : ir::MathModes{0};
-  std::vector<int64_t> words_;  // Scratch: the result words of a run.
+  const ir::MathModes math_modes_ = opened_.reproducible && opened_.device->is_host_memory()
+                                        ? ir::kDeterministic | ir::kDeterministicWarnOnly
+                                        : ir::MathModes{0};
+  std::vector<int64_t> result_words_;  // Scratch: the result words of a run.
 };
 
 // --- the loop --------------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ Status Server::run() {
   for (;;) {
     Frame frame;
     if (Status status = next(&frame); !status.ok()) return status;
-    if (frame.header.type == static_cast<uint8_t>(Type::kGoodbye)) {
+    if (frame.header.type == static_cast<uint8_t>(Type::kCloseSession)) {
       session_.wait_for_background();  // Other workers may need what this one sends.
       return {};
     }
@@ -157,8 +157,8 @@ Status Server::dispatch(Frame& frame) {
   switch (static_cast<Type>(frame.header.type)) {
     case Type::kLoadProgram:
       return verify_and_handle<wire::LoadProgram>(frame, "program");
-    case Type::kUnload:
-      return verify_and_handle<wire::Unload>(frame, "unload");
+    case Type::kUnloadPrograms:
+      return verify_and_handle<wire::UnloadPrograms>(frame, "unload programs");
     case Type::kRun:
       return verify_and_handle<wire::Run>(frame, "run");
     case Type::kUpload:
@@ -169,16 +169,16 @@ Status Server::dispatch(Frame& frame) {
       return verify_and_handle<wire::Read>(frame, "read");
     case Type::kSynchronize:
       return verify_and_handle<wire::Synchronize>(frame, "synchronize");
-    case Type::kMark:
-      return verify_and_handle<wire::Mark>(frame, "mark");
-    case Type::kFile:
-      return verify_and_handle<wire::File>(frame, "file");
+    case Type::kRecordEvent:
+      return verify_and_handle<wire::RecordEvent>(frame, "record event");
+    case Type::kStatFile:
+      return verify_and_handle<wire::StatFile>(frame, "stat file");
     case Type::kReadFile:
-      return verify_and_handle<wire::ReadFile>(frame, "file");
-    case Type::kCall:
-      return verify_and_handle<wire::Call>(frame, "call");
-    case Type::kEndCall:
-      return verify_and_handle<wire::EndCall>(frame, "call");
+      return verify_and_handle<wire::ReadFile>(frame, "read file");
+    case Type::kCallFunction:
+      return verify_and_handle<wire::CallFunction>(frame, "call");
+    case Type::kCancelFunction:
+      return verify_and_handle<wire::CancelFunction>(frame, "call");
     case Type::kHasOp:
       return verify_and_handle<wire::HasOp>(frame, "question");
     case Type::kProfile:
@@ -210,20 +210,20 @@ Status Server::out_of_memory(const Frame& frame) {
   if (Status status = pending_.drain(); !status.ok()) return status;
   auto& builder = replies_.begin();
   const auto error = encode(builder, failure);
-  const wire::WorkerUse use = replies_.worker_use();
+  const wire::WorkerStats stats = replies_.worker_stats();
   switch (type) {
     case Type::kRun:
-      return replies_.reply(Type::kRunReply, sequence, wire::CreateRunReply(builder, error, 0, &use));
+      return replies_.reply(Type::kRunReply, sequence, wire::CreateRunReply(builder, error, 0, &stats));
     case Type::kRead:
-      return replies_.reply(Type::kReadReply, sequence, wire::CreateReadReply(builder, error, &use));
+      return replies_.reply(Type::kReadReply, sequence, wire::CreateReadReply(builder, error, &stats));
     case Type::kSynchronize:
-      return replies_.reply(Type::kSynchronizeReply, sequence, wire::CreateSynchronizeReply(builder, error, &use));
-    case Type::kMark:
-      return replies_.reply(Type::kMarkReply, sequence, wire::CreateMarkReply(builder, error));
-    case Type::kFile:
-      return replies_.reply(Type::kFileReply, sequence, wire::CreateFileReply(builder, error));
-    case Type::kCall:
-      return replies_.reply(Type::kCallReply, sequence, wire::CreateCallReply(builder, error));
+      return replies_.reply(Type::kSynchronizeReply, sequence, wire::CreateSynchronizeReply(builder, error, &stats));
+    case Type::kRecordEvent:
+      return replies_.reply(Type::kRecordEventReply, sequence, wire::CreateRecordEventReply(builder, error));
+    case Type::kStatFile:
+      return replies_.reply(Type::kStatFileReply, sequence, wire::CreateStatFileReply(builder, error));
+    case Type::kCallFunction:
+      return replies_.reply(Type::kCallFunctionReply, sequence, wire::CreateCallFunctionReply(builder, error));
     case Type::kHasOp:
       return replies_.reply(Type::kHasOpReply, sequence, wire::CreateHasOpReply(builder, error));
     case Type::kProfile:
@@ -237,13 +237,13 @@ Status Server::out_of_memory(const Frame& frame) {
 
 Status Server::handle(const wire::LoadProgram& message, Frame& frame) {
   if (!frame.attachment) return damaged("program");
-  session_.load_program(message.program(), frame.attachment->bytes(), message.tune() && !opened_.repeatable);
+  session_.load_program(message.program(), frame.attachment->bytes(), message.tune() && !opened_.deterministic);
   if (message.low_latency()) transport_.set_spin_time(remote::kLowLatencySpin);
   return {};
 }
 
-Status Server::handle(const wire::Unload& message, Frame& frame) {
-  if (!message.programs()) return damaged("unload");
+Status Server::handle(const wire::UnloadPrograms& message, Frame& frame) {
+  if (!message.programs()) return damaged("unload programs");
   // The recorded events of the programs refer to them.
   if (Status status = profile_.hand_over(); !status.ok()) return status;
   for (const uint32_t program : *message.programs()) session_.unload_program(program);
@@ -254,27 +254,27 @@ Status Server::handle(const wire::Run& message, Frame& frame) {
   const uint64_t sequence = frame.header.sequence;
   RunRequest request;
   request.program = message.program();
-  request.base = message.base();
+  request.first_result_id = message.first_result_id();
   request.params = wire::bytes(message.params());
   request.bindings = wire::bytes(message.bindings());
-  request.frees = wire::bytes(message.frees());
+  request.freed_ids = wire::bytes(message.freed_ids());
   request.sequence = sequence;
-  request.wants_words = is_waited_for(frame);
-  request.afresh = message.afresh();
-  request.math = message.math();
-  if ((request.math & ir::kDeterministic) == 0) request.math |= math_;
+  request.wants_result_words = is_waited_for(frame);
+  request.reset_delta = message.reset_delta();
+  request.math_modes = message.math_modes();
+  if ((request.math_modes & ir::kDeterministic) == 0) request.math_modes |= math_modes_;
   FailurePtr failure;
-  words_.clear();
+  result_words_.clear();
   Status status = inbox_.is_cancelled(sequence) ? session_.run_cancelled(request, &failure)
-                                                : session_.run(request, &words_, &failure);
+                                                : session_.run(request, &result_words_, &failure);
   if (!status.ok() || !(frame.header.flags & wire::kWantsReply)) return status;
-  return pending_.when_done(sequence, [this, sequence, failure, words = words_] {
+  return pending_.when_done(sequence, [this, sequence, failure, result_words = result_words_] {
     const FailurePtr late = session_.failures().take_deferred(sequence);
     auto& builder = replies_.begin();
     const auto error = replies_.encode_and_mark_reported(failure ? failure : late);
-    const auto encoded = builder.CreateVector(words);
-    const wire::WorkerUse use = replies_.worker_use();
-    return replies_.reply(Type::kRunReply, sequence, wire::CreateRunReply(builder, error, encoded, &use));
+    const auto encoded = builder.CreateVector(result_words);
+    const wire::WorkerStats stats = replies_.worker_stats();
+    return replies_.reply(Type::kRunReply, sequence, wire::CreateRunReply(builder, error, encoded, &stats));
   });
 }
 
@@ -294,20 +294,20 @@ Status Server::handle(const wire::Upload& message, Frame& frame) {
 }
 
 Status Server::handle(const wire::Free& message, Frame& frame) {
-  return session_.buffers().free(wire::bytes(message.frees()));
+  return session_.buffers().free(wire::bytes(message.freed_ids()));
 }
 
 Status Server::handle(const wire::Read& message, Frame& frame) {
   const uint64_t sequence = frame.header.sequence;
   const std::vector<int64_t> sizes = elements(message.sizes()), strides = elements(message.strides());
-  ReadRequest request{message.buffer(), message.item_size(), sizes, strides, message.offset(), message.ahead()};
+  ReadRequest request{message.buffer(), message.item_size(), sizes, strides, message.offset(), message.speculative()};
   Session::Located located;
   FailurePtr failure = message.checkpoint() ? session_.locate_in_checkpoint(request.buffer, sequence, &located)
                                             : session_.locate(request, sequence, &located);
   const int64_t all[] = {static_cast<int64_t>(located.nbytes)}, one[] = {1};
   if (message.checkpoint())
     // The checkpoint's size may differ from that of the present contents.
-    request = {0, 1, all, one, 0, request.prefetch};
+    request = {0, 1, all, one, 0, request.speculative};
   AttachmentPtr attachment;
   std::shared_ptr<QueuedRead> queued;
   if (!failure && located.packed) attachment = opened_.device->lend(located.data, located.nbytes, located.keep);
@@ -320,39 +320,39 @@ Status Server::handle(const wire::Read& message, Frame& frame) {
     }
   }
   return pending_.when_done(
-      sequence, [this, sequence, ahead = request.prefetch, failure, queued, attachment]() mutable {
+      sequence, [this, sequence, speculative = request.speculative, failure, queued, attachment]() mutable {
         if (queued && queued->failure) {
           failure = queued->failure;
           attachment = nullptr;
         }
         auto& builder = replies_.begin();
-        const auto error = ahead ? encode(builder, failure) : replies_.encode_and_mark_reported(failure);
-        const wire::WorkerUse use = replies_.worker_use();
-        return replies_.reply(Type::kReadReply, sequence, wire::CreateReadReply(builder, error, &use),
+        const auto error = speculative ? encode(builder, failure) : replies_.encode_and_mark_reported(failure);
+        const wire::WorkerStats stats = replies_.worker_stats();
+        return replies_.reply(Type::kReadReply, sequence, wire::CreateReadReply(builder, error, &stats),
                               std::move(attachment));
       });
 }
 
 // --- files -----------------------------------------------------------------------------------------------------------
 
-Status Server::handle(const wire::File& message, Frame& frame) {
-  if (!message.path()) return damaged("file");
+Status Server::handle(const wire::StatFile& message, Frame& frame) {
+  if (!message.path()) return damaged("stat file");
   if (Status status = pending_.drain(); !status.ok()) return status;
   OpenFile file;
   const Status status = options_.files ? options_.files->open(message.path()->str(), &file) : no_files();
   const FileVersion& found = file.version();
-  const wire::FileVersion version(found.size, found.inode, found.modified);
+  const wire::FileVersion version(found.size, found.inode, found.mtime_ns);
   auto& builder = replies_.begin();
-  const auto why = status.ok() ? flatbuffers::Offset<flatbuffers::String>() : builder.CreateString(status.message());
+  const auto reason = status.ok() ? flatbuffers::Offset<flatbuffers::String>() : builder.CreateString(status.message());
   return replies_.reply(
-      Type::kFileReply, frame.header.sequence,
-      wire::CreateFileReply(builder, 0, status.ok() ? &version : nullptr, options_.files != nullptr, why));
+      Type::kStatFileReply, frame.header.sequence,
+      wire::CreateStatFileReply(builder, 0, status.ok() ? &version : nullptr, options_.files != nullptr, reason));
 }
 
 Status Server::handle(const wire::ReadFile& message, Frame& frame) {
-  if (!message.path() || !message.version()) return damaged("file");
+  if (!message.path() || !message.version()) return damaged("read file");
   const uint64_t sequence = frame.header.sequence;
-  const FileVersion version{message.version()->size(), message.version()->inode(), message.version()->modified()};
+  const FileVersion version{message.version()->size(), message.version()->inode(), message.version()->mtime_ns()};
   OpenFile file;
   Status status = options_.files
                       ? options_.files->open(message.path()->str(), version, message.offset(), message.size(), &file)
@@ -371,36 +371,36 @@ Status Server::handle(const wire::Synchronize& message, Frame& frame) {
   session_.wait_for_background();
   if (message.checkpoint() != wire::Checkpoint::None) return checkpoint(message.checkpoint(), frame.header.sequence);
   auto& builder = replies_.begin();
-  uint64_t not_listed = 0;
+  uint64_t omitted_errors = 0;
   std::vector<flatbuffers::Offset<wire::Error>> errors;
-  for (const FailurePtr& failure : session_.failures().take(&not_listed))
+  for (const FailurePtr& failure : session_.failures().take(&omitted_errors))
     errors.push_back(replies_.encode_and_mark_reported(failure));
   const auto first = errors.empty() ? flatbuffers::Offset<wire::Error>() : errors[0];
-  const auto more = errors.size() < 2 ? 0 : builder.CreateVector(&errors[1], errors.size() - 1);
-  const wire::WorkerUse use = replies_.worker_use();
+  const auto more_errors = errors.size() < 2 ? 0 : builder.CreateVector(&errors[1], errors.size() - 1);
+  const wire::WorkerStats stats = replies_.worker_stats();
   return replies_.reply(Type::kSynchronizeReply, frame.header.sequence,
-                        wire::CreateSynchronizeReply(builder, first, &use, more, not_listed));
+                        wire::CreateSynchronizeReply(builder, first, &stats, more_errors, omitted_errors));
 }
 
 Status Server::checkpoint(wire::Checkpoint what, uint64_t sequence) {
   std::vector<uint64_t> buffers, sizes;
-  const bool kept = what == wire::Checkpoint::Keep && !session_.failures().has_unreported();
+  const bool created = what == wire::Checkpoint::Create && !session_.failures().has_unreported();
   session_.buffers().drop_checkpoint();
-  if (kept) session_.buffers().make_checkpoint(&buffers, &sizes);
+  if (created) session_.buffers().make_checkpoint(&buffers, &sizes);
   auto& builder = replies_.begin();
   const auto ids = builder.CreateVector(buffers), bytes = builder.CreateVector(sizes);
-  const wire::WorkerUse use = replies_.worker_use();
+  const wire::WorkerStats stats = replies_.worker_stats();
   return replies_.reply(Type::kSynchronizeReply, sequence,
-                        wire::CreateSynchronizeReply(builder, 0, &use, 0, 0, kept, ids, bytes));
+                        wire::CreateSynchronizeReply(builder, 0, &stats, 0, 0, created, ids, bytes));
 }
 
-Status Server::handle(const wire::Mark& message, Frame& frame) {
+Status Server::handle(const wire::RecordEvent& message, Frame& frame) {
   const uint64_t sequence = frame.header.sequence;
-  session_.wait_for_background();  // The mark also covers ops that are running in the background.
+  session_.wait_for_background();  // The event also covers ops that are running in the background.
   return pending_.when_done(sequence, [this, sequence, clock = opened_.device->read_clock()] {
     auto& builder = replies_.begin();
-    return replies_.reply(Type::kMarkReply, sequence,
-                          wire::CreateMarkReply(builder, 0, clock(), session_.failures().has_unreported()));
+    return replies_.reply(Type::kRecordEventReply, sequence,
+                          wire::CreateRecordEventReply(builder, 0, clock(), session_.failures().has_unreported()));
   });
 }
 
@@ -409,16 +409,16 @@ Status Server::handle(const wire::Mark& message, Frame& frame) {
 Status Server::handle(const wire::Memory& message, Frame& frame) {
   if (Status status = pending_.drain(); !status.ok()) return status;
   CachingAllocator& memory = opened_.device->memory();
-  if (message.trim()) memory.trim();
+  if (message.empty_cache()) memory.empty_cache();
   if (message.limit()) memory.set_limit(std::min(*message.limit(), opened_.memory_limit));
   if (message.reset_peak()) memory.reset_peak();
   if (message.reset_totals()) memory.reset_totals();
   const uint64_t limit = memory.limit();
   const uint64_t reserved = memory.stats().reserved.current;
-  const wire::WorkerUse use = replies_.worker_use();
+  const wire::WorkerStats stats = replies_.worker_stats();
   auto& builder = replies_.begin();
   return replies_.reply(Type::kMemoryReply, frame.header.sequence,
-                        wire::CreateMemoryReply(builder, 0, &use, limit,
+                        wire::CreateMemoryReply(builder, 0, &stats, limit,
                                                 std::min(limit - std::min(limit, reserved), available_memory())));
 }
 

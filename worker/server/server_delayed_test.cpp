@@ -36,27 +36,27 @@ TEST_F(DelayedServerTest, AnswersInOrderWithWhatWasThere) {
   upload(2, {10, 20, 30});
   float x = 1;
   for (uint64_t round = 0; round < 20; ++round) {
-    const uint64_t base = 100 + 2 * round;
-    run(1, {3, 12}, {1, 2}, base);
-    EXPECT_EQ(read(base, {3}, {1}), (std::vector<float>{x + 10, 2 * x + 20, 3 * x + 30}));
-    EXPECT_EQ(read(base + 1, {3}, {1}), (std::vector<float>{10 * x, 40 * x, 90 * x}));
+    const uint64_t first_result_id = 100 + 2 * round;
+    run(1, {3, 12}, {1, 2}, first_result_id);
+    EXPECT_EQ(read(first_result_id, {3}, {1}), (std::vector<float>{x + 10, 2 * x + 20, 3 * x + 30}));
+    EXPECT_EQ(read(first_result_id + 1, {3}, {1}), (std::vector<float>{10 * x, 40 * x, 90 * x}));
     x *= 2;
     EXPECT_EQ(read(1, {2}, {2}), (std::vector<float>{x, 3 * x}));
   }
   EXPECT_EQ(synchronize(), "");
 }
 
-// A mark reports when the device reached it, not when the host looked.
-TEST_F(DelayedServerTest, MarksAreOfTheDevicesClock) {
+// An event reports when the device reached it, not when the host looked.
+TEST_F(DelayedServerTest, EventsHaveTheDevicesTime) {
   load(1, kStep);
   upload(1, {1, 2, 3});
   upload(2, {10, 20, 30});
   uint64_t before = 0;
   for (uint64_t round = 0; round < 20; ++round) {
     run(1, {3, 12}, {1, 2}, 100 + 2 * round);
-    const uint64_t reached = mark().reached;
-    EXPECT_LT(before, reached);
-    before = reached;
+    const uint64_t device_time_ns = record_event().device_time_ns;
+    EXPECT_LT(before, device_time_ns);
+    before = device_time_ns;
   }
 }
 
@@ -69,7 +69,7 @@ TEST_F(DelayedServerTest, AcknowledgesWhatIsDone) {
   for (int i = 0; i < 100; ++i) run(1, {1 << 16, 1 << 18}, {1, 2}, 100);
   const uint64_t last = sequence;
   Frame frame;
-  while (acknowledged < last) ASSERT_TRUE(receive(Type::kProgress, &frame));
+  while (acknowledged < last) ASSERT_TRUE(receive(Type::kAcknowledge, &frame));
   const std::vector<float> first = read(1, {1}, {1});
   EXPECT_EQ(first, std::vector<float>{std::ldexp(1.f, 100)});
 }

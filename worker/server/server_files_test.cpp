@@ -27,15 +27,15 @@ class ServerFilesTest : public ServerTest {
     fs::remove_all(folder);
   }
 
-  // Asks the worker for a file. `why` receives the error's text.
+  // Asks the worker for a file. `reason` receives the error's text.
   bool find(const std::string& path) {
     FlatBufferBuilder builder;
-    builder.Finish(wire::CreateFile(builder, builder.CreateString(path)));
-    send(Type::kFile, builder, nullptr, wire::kWantsReply);
+    builder.Finish(wire::CreateStatFile(builder, builder.CreateString(path)));
+    send(Type::kStatFile, builder, nullptr, wire::kWantsReply);
     Frame frame;
-    EXPECT_TRUE(receive(Type::kFileReply, &frame));
-    const auto* reply = wire::verify<wire::FileReply>(frame.control);
-    why = reply->why() ? reply->why()->str() : "";
+    EXPECT_TRUE(receive(Type::kStatFileReply, &frame));
+    const auto* reply = wire::verify<wire::StatFileReply>(frame.control);
+    reason = reply->reason() ? reply->reason()->str() : "";
     allowed = reply->allowed();
     if (reply->version()) version = *reply->version();
     return reply->version() != nullptr;
@@ -51,7 +51,7 @@ class ServerFilesTest : public ServerTest {
   fs::path folder;
   ServerOptions options;
   wire::FileVersion version;
-  std::string why;
+  std::string reason;
   bool allowed = false;
 };
 
@@ -76,7 +76,7 @@ TEST_F(ServerFilesTest, WithoutLeaveNothingIsRead) {
   ASSERT_EQ(hello(), "");
   EXPECT_FALSE(find((folder / "w").string()));
   EXPECT_FALSE(allowed);
-  EXPECT_NE(why.find("start it with --allow-files"), std::string::npos);
+  EXPECT_NE(reason.find("start it with --allow-files"), std::string::npos);
   read_file(1, (folder / "w").string(), 0, 16);
   EXPECT_NE(synchronize().find("--allow-files"), std::string::npos);
   std::string error;
@@ -102,7 +102,7 @@ TEST_F(ServerFilesTest, AHostileClientGetsNothingAndHarmsNobody) {
   EXPECT_NE(synchronize().find("outside of the folder"), std::string::npos);
   read_file(1, std::string("w\0w", 3), 0, 16);
   EXPECT_NE(synchronize().find("no path"), std::string::npos);
-  version = wire::FileVersion(1 << 20, version.inode(), version.modified());
+  version = wire::FileVersion(1 << 20, version.inode(), version.mtime_ns());
   read_file(1, "w", 100, 16);
   EXPECT_NE(synchronize().find("was changed meanwhile"), std::string::npos);
   upload(3, {5});

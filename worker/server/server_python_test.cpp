@@ -72,7 +72,7 @@ class ServerPythonTest : public ServerTest {
   }
 
   // Returns the sequence of the call.
-  uint64_t call(const std::string& word, const std::vector<uint64_t>& buffers, uint64_t base,
+  uint64_t call(const std::string& word, const std::vector<uint64_t>& buffers, uint64_t first_result_id,
                 const std::vector<int64_t>& sizes = {4}) {
     FlatBufferBuilder builder;
     std::vector<flatbuffers::Offset<wire::CallInput>> inputs;
@@ -81,21 +81,21 @@ class ServerPythonTest : public ServerTest {
       const auto encoded = builder.CreateVector(sizes), encoded_strides = builder.CreateVector(strides);
       inputs.push_back(wire::CreateCallInput(builder, buffer, 4, encoded, encoded_strides, 0));
     }
-    builder.Finish(wire::CreateCall(builder, builder.CreateVector(inputs), base));
-    send(Type::kCall, builder, bytes(word.data(), word.size()), wire::kAttachment | wire::kWantsReply);
+    builder.Finish(wire::CreateCallFunction(builder, builder.CreateVector(inputs), first_result_id));
+    send(Type::kCallFunction, builder, bytes(word.data(), word.size()), wire::kAttachment | wire::kWantsReply);
     return sequence;
   }
-  void end(uint64_t its, bool kill, uint64_t unwanted = 0) {
+  void end(uint64_t its, bool kill, uint64_t drop_results_from = 0) {
     FlatBufferBuilder builder;
-    builder.Finish(wire::CreateEndCall(builder, its, kill, unwanted));
-    send(Type::kEndCall, builder);
+    builder.Finish(wire::CreateCancelFunction(builder, its, kill, drop_results_from));
+    send(Type::kCancelFunction, builder);
   }
   // Waits for the next call that ends; returns the error's text, or an empty string.
   std::string wait() {
     Frame frame;
-    if (!receive(Type::kCallReply, &frame)) return "no reply";
+    if (!receive(Type::kCallFunctionReply, &frame)) return "no reply";
     answered = frame.header.sequence;
-    const auto* reply = wire::verify<wire::CallReply>(frame.control);
+    const auto* reply = wire::verify<wire::CallFunctionReply>(frame.control);
     EXPECT_NE(reply, nullptr);
     results.clear();
     if (reply->sizes()) results.assign(reply->sizes()->begin(), reply->sizes()->end());
@@ -271,8 +271,8 @@ TEST_F(ServerPythonTest, MessagesThatSayNothingEndTheSession) {
     if (what == 0) call("echo", {}, 0);
     if (what == 1) call("echo", {}, UINT64_MAX);
     if (what == 2) {
-      builder.Finish(wire::CreateCall(builder, 0, 100));
-      send(Type::kCall, builder, nullptr, wire::kWantsReply);
+      builder.Finish(wire::CreateCallFunction(builder, 0, 100));
+      send(Type::kCallFunction, builder, nullptr, wire::kWantsReply);
     }
     if (what == 3) end(1, false, UINT64_MAX);
     thread.join();

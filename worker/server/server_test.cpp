@@ -14,8 +14,8 @@ TEST_F(ServerTest, WhatIsUnloadedTakesNothingAndCannotRun) {
   upload(1, {1, 2, 3});
   const auto unload = [&](const std::vector<uint32_t>& programs) {
     FlatBufferBuilder builder;
-    builder.Finish(wire::CreateUnload(builder, builder.CreateVector(programs)));
-    send(Type::kUnload, builder);
+    builder.Finish(wire::CreateUnloadPrograms(builder, builder.CreateVector(programs)));
+    send(Type::kUnloadPrograms, builder);
   };
   for (uint32_t number = 1; number <= 2000; ++number) {
     load(number, kDouble);
@@ -84,7 +84,7 @@ TEST_F(ServerTest, ManyMessagesAreAcknowledgedTogether) {
   const auto begin = std::chrono::steady_clock::now();
   begin_serving();  // All messages are queued by now, so the server does not catch up before the last one.
   Frame frame;
-  while (acknowledged < last) ASSERT_TRUE(receive(Type::kProgress, &frame));
+  while (acknowledged < last) ASSERT_TRUE(receive(Type::kAcknowledge, &frame));
   const auto fives = (std::chrono::steady_clock::now() - begin) / std::chrono::milliseconds(5);
   EXPECT_GE(acknowledgements, 2);
   EXPECT_LE(acknowledgements, 640 / 32 + 2 + fives);
@@ -102,7 +102,7 @@ TEST_F(ServerTest, MessagesThatTakeLongAreAcknowledgedSoon) {
   const auto begin = std::chrono::steady_clock::now();
   begin_serving();
   Frame frame;
-  while (acknowledged < last) ASSERT_TRUE(receive(Type::kProgress, &frame));
+  while (acknowledged < last) ASSERT_TRUE(receive(Type::kAcknowledge, &frame));
   const auto tens = (std::chrono::steady_clock::now() - begin) / std::chrono::milliseconds(10);
   EXPECT_GE(acknowledgements, std::min<int64_t>(tens, 12) / 2);
 }
@@ -115,7 +115,7 @@ TEST_F(ServerTest, FailuresAreAnnouncedAndToldOnce) {
   const std::string failure = "index out of range in self [aten::neg_(f32[2])]";
   run(1, {2}, {1}, 100);
   Frame frame;
-  while (errors.empty()) ASSERT_TRUE(receive(Type::kProgress, &frame));
+  while (errors.empty()) ASSERT_TRUE(receive(Type::kAcknowledge, &frame));
   EXPECT_EQ(errors[0], failure);
   EXPECT_EQ(synchronize(), failure);
   EXPECT_EQ(synchronize(), "");
@@ -136,7 +136,7 @@ TEST_F(ServerTest, FailuresAreAnnouncedAndToldOnce) {
   const auto* reply = wire::verify<wire::RunReply>(frame.control);
   ASSERT_NE(reply->error(), nullptr);
   EXPECT_EQ(reply->error()->message()->str(), failure);
-  EXPECT_EQ(reply->error()->skipped(), 1u);
+  EXPECT_EQ(reply->error()->skipped_updates(), 1u);
   EXPECT_EQ(synchronize(), "");
   EXPECT_EQ(errors.size(), announced);
 }
@@ -144,17 +144,17 @@ TEST_F(ServerTest, FailuresAreAnnouncedAndToldOnce) {
 TEST_F(ServerTest, AMarkSaysWhenItWasReachedAndWhetherSomethingFailedBefore) {
   start();
   ASSERT_EQ(hello(), "");
-  const Marked first = mark();
+  const RecordedEvent first = record_event();
   EXPECT_FALSE(first.failed);
   load(1, kFails);
   upload(5, {1, 2});
   run(1, {2}, {5}, 6);
-  const Marked second = mark(), third = mark();
-  EXPECT_LT(first.reached, second.reached);
-  EXPECT_LE(second.reached, third.reached);
-  EXPECT_TRUE(second.failed && third.failed);  // A mark reports no failure.
+  const RecordedEvent second = record_event(), third = record_event();
+  EXPECT_LT(first.device_time_ns, second.device_time_ns);
+  EXPECT_LE(second.device_time_ns, third.device_time_ns);
+  EXPECT_TRUE(second.failed && third.failed);  // An event reports no failure.
   EXPECT_NE(synchronize(), "");
-  EXPECT_FALSE(mark().failed);
+  EXPECT_FALSE(record_event().failed);
 }
 
 TEST_F(ServerTest, ReadingWhatNoFailureConcernsTellsNone) {
@@ -213,14 +213,14 @@ TEST_F(ServerTest, AProfileHasTheMessagesAndOpsBetweenStartAndStop) {
   const Frame frame = profile(wire::ProfileCommand::Stop);
   const auto* reply = wire::verify<wire::ProfileReply>(frame.control);
   EXPECT_EQ(reply->dropped(), 0u);
-  EXPECT_LE(reply->received(), reply->sent());
+  EXPECT_LE(reply->received_ns(), reply->sent_ns());
 
   std::vector<std::string> labels;
   std::vector<uint64_t> sequences, messages;
   for (const ProfileEvent& event : recorded.events) {
     EXPECT_GT(event.begin, 0u);
     EXPECT_LE(event.begin, event.end);
-    EXPECT_LE(event.end, reply->sent());
+    EXPECT_LE(event.end, reply->sent_ns());
     if (event.program == ProfileEvent::kMessage) {
       if (event.node != static_cast<uint32_t>(Type::kProfilePart)) messages.push_back(event.sequence);
       continue;
@@ -320,7 +320,7 @@ TEST_F(ServerTest, AnUploadIsWhatItWasWhenItCame) {
       std::memcpy(sent->bytes().data(), changed.data(), count * 4);
       EXPECT_EQ(read(count, {static_cast<int64_t>(count)}, {1}), trusted ? changed : before);
     }
-    send(Type::kGoodbye, FlatBufferBuilder());
+    send(Type::kCloseSession, FlatBufferBuilder());
     client.reset();
     thread.join();
   }
@@ -349,7 +349,7 @@ TEST_F(ServerTest, WithoutMemoryOfItsOwnItAnswersAndLivesOn) {
   ASSERT_TRUE(receive(Type::kHasOpReply, &frame));
   const auto* reply = wire::verify<wire::HasOpReply>(frame.control);
   ASSERT_NE(reply->error(), nullptr);
-  EXPECT_EQ(reply->error()->kind()->str(), "OutOfMemoryError");
+  EXPECT_EQ(reply->error()->exception_type()->str(), "OutOfMemoryError");
   load(1, kDouble);
   upload(1, {1, 2, 3});
   run(1, {3, 12}, {1}, 100);

@@ -35,7 +35,7 @@ FailurePtr BackgroundOps::finish(Op& op) {
       continue;
     }
     entry->failure = earlier(entry->failure, failure);
-    ++failure->skipped;
+    ++failure->skipped_updates;
   }
   return failure;
 }

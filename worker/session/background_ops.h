@@ -15,8 +15,8 @@ namespace torch_remote::worker {
 
 // Ops that a runner has begun while the session continues. A node that reads or writes what such an op writes waits for
 // the op; so does a node that writes what the op reads. All of that memory is retained until the op is done. If the op
-// fails, the consequences are those of a failure where it was begun. Buffers that it would have created are poisoned,
-// and those that it would have written lack the update. For one thread.
+// fails, buffers that it would have created are poisoned, and those that it would have written lack the update, as if
+// it had failed when it was begun. For one thread.
 class BackgroundOps {
  public:
   // The memory of an operand.
@@ -57,8 +57,8 @@ class BackgroundOps {
   void wait_for_all();
   // Returns when no op is writing this memory.
   void await_writers(const MemoryPtr& memory);
-  // Waits for the inputs that a run of the program writes, because they are unshared before the run. Other inputs are
-  // waited for where they are read.
+  // Call it before a run of the program. Waits until no op writes to the inputs that the run writes: if the memory of
+  // such an input is shared, the run first copies it. For other inputs, the nodes that read them wait.
   void await_inputs(const LoadedProgram& program);
   // Waits for the ops that `concerns` selects. Calls `failed` for each of them that failed.
   void await(const std::function<bool(const Op&)>& concerns,

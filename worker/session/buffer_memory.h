@@ -39,10 +39,10 @@ class Memory {
   void begin_writing() { ++writers_; }
   void end_writing() { --writers_; }
   // Data that a runner derives from the contents; dropped when they change.
-  tr_attachment* attachment() { return &attachment_; }
+  tr_cached_data* cached_data() { return &cached_data_; }
   void contents_change() {
-    if (attachment_.release) attachment_.release(attachment_.data);
-    attachment_ = {};
+    if (cached_data_.release) cached_data_.release(cached_data_.data);
+    cached_data_ = {};
   }
 
  private:
@@ -53,7 +53,7 @@ class Memory {
   CachingAllocator* counted_ = nullptr;
   uint64_t bound_by_ = 0;
   uint32_t writers_ = 0;
-  tr_attachment attachment_{};
+  tr_cached_data cached_data_{};
 };
 using MemoryPtr = std::shared_ptr<Memory>;
 

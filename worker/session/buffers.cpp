@@ -112,7 +112,7 @@ void Buffers::free_range(uint64_t first, uint64_t count) {
 
 Status Buffers::set_freed(std::span<const uint8_t> ids) {
   freed_.clear();
-  return remote::decode_frees(ids, &freed_);
+  return remote::decode_freed_ids(ids, &freed_);
 }
 
 void Buffers::erase_freed() {

@@ -40,7 +40,7 @@ FailurePtr FailureLog::add(const LoadedProgram& program, const std::vector<int64
   const std::string message = status.message() + " [" + describe_node(program.graph, node, values) + "]";
   bool check = true;
   ir::for_each_view(node, [&](uint32_t, bool writes) { check = check && !writes; });
-  return add({{status.code(), message, status.kind()}, program.number, node.source, sequence, check});
+  return add({{status.code(), message, status.exception_type()}, program.number, node.record, sequence, check});
 }
 
 FailurePtr FailureLog::add_cancelled(uint64_t sequence) {
@@ -51,13 +51,13 @@ FailurePtr FailureLog::add_cancelled(uint64_t sequence) {
   return failure;
 }
 
-FailurePtr FailureLog::add_undecoded(Failure failure, uint64_t base) {
-  undecoded_base_ = base;
+FailurePtr FailureLog::add_undecoded(Failure failure, uint64_t first_result_id) {
+  undecoded_first_result_id_ = first_result_id;
   return undecoded_ = add(std::move(failure));
 }
 
 FailurePtr FailureLog::no_such_buffer(uint64_t id, uint64_t sequence) const {
-  if (undecoded_ && id >= undecoded_base_) return undecoded_;
+  if (undecoded_ && id >= undecoded_first_result_id_) return undecoded_;
   return make({Status::invalid("remote: the worker has no buffer " + std::to_string(id)), 0, 0, sequence});
 }
 

@@ -25,8 +25,8 @@ class FailureLog {
   // Adds the failure of a message that the client cancelled, so the client knows it.
   FailurePtr add_cancelled(uint64_t sequence);
   // Adds the failure of a run whose program could not be decoded. Such a program does not say which buffers its runs
-  // create: ids from `base` on that do not exist fail with this failure.
-  FailurePtr add_undecoded(Failure failure, uint64_t base);
+  // create: ids from `first_result_id` on that do not exist fail with this failure.
+  FailurePtr add_undecoded(Failure failure, uint64_t first_result_id);
   // The failure of a message that names a buffer that does not exist. Its number is 0 if it was not added.
   FailurePtr no_such_buffer(uint64_t id, uint64_t sequence) const;
 
@@ -60,7 +60,7 @@ class FailureLog {
   uint64_t count_ = 0;                  // The number of the last failure.
   FailurePtr check_;                    // The first failed check, when one was added last.
   FailurePtr undecoded_;                // Set by add_undecoded().
-  uint64_t undecoded_base_ = 0;
+  uint64_t undecoded_first_result_id_ = 0;
   std::unordered_map<uint64_t, FailurePtr> deferred_;  // By sequence; only of runs whose words the client waits for.
 };
 

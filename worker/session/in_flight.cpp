@@ -42,7 +42,7 @@ void spread_through(InFlight::Run& run, uint32_t from, const FailurePtr& failure
     }
   };
   for (size_t i = 0; i < program.inputs.size(); ++i) note(run.inputs[i], program.inputs[i]);
-  for (size_t k = 0; k < program.survivors.size(); ++k) note(run.base + k, program.survivors[k]);
+  for (size_t k = 0; k < program.survivors.size(); ++k) note(run.first_result_id + k, program.survivors[k]);
 }
 
 }  // namespace
@@ -53,14 +53,14 @@ void InFlight::add(Ticket ticket, std::shared_ptr<QueuedRead> read) {
   work_.push_back({std::move(none), std::move(read)});
 }
 
-const InFlight::Run* InFlight::find(uint64_t number) const {
-  const auto found = std::ranges::find_if(work_, [&](const Work& work) { return work.run.number == number; });
+const InFlight::Run* InFlight::find(uint64_t run_id) const {
+  const auto found = std::ranges::find_if(work_, [&](const Work& work) { return work.run.run_id == run_id; });
   return found == work_.end() ? nullptr : &found->run;
 }
 
-std::unordered_set<uint64_t> InFlight::invalidate_from(uint64_t number, uint32_t node, const FailurePtr& failure) {
+std::unordered_set<uint64_t> InFlight::invalidate_from(uint64_t run_id, uint32_t node, const FailurePtr& failure) {
   std::unordered_set<uint64_t> spoilt;
-  auto work = std::ranges::find_if(work_, [&](const Work& work) { return work.run.number == number; });
+  auto work = std::ranges::find_if(work_, [&](const Work& work) { return work.run.run_id == run_id; });
   for (uint32_t from = node; work != work_.end(); ++work, from = ir::kNoNode) {
     if (work->run.program) {
       spread_through(work->run, from, failure, spoilt);

@@ -29,29 +29,29 @@ class InFlight {
   };
   struct Run {
     Ticket ticket = 0;
-    uint64_t number = 0;    // tr_run::number
+    uint64_t run_id = 0;    // tr_run::run_id
     uint64_t sequence = 0;  // Sequence number of the message.
     std::shared_ptr<LoadedProgram> program;
-    std::vector<int64_t> values;   // Values of the program's symbols.
-    std::vector<uint64_t> nbytes;  // Sizes of the program's buffers.
-    std::vector<uint64_t> inputs;  // Ids, in the order of the program's inputs; 0: the input did not exist.
-    uint64_t base = 0;             // Id of the first survivor.
-    std::vector<Call> calls;       // In the order of their calls.
-    bool wants_words = false;      // The client waits for the result words of the last node.
-    uint32_t profile_variant = 0;  // Profile::variant, while a profile is recorded
-    FailurePtr failure;            // The failure of the last node, if one was found.
+    std::vector<int64_t> values;      // Values of the program's symbols.
+    std::vector<uint64_t> nbytes;     // Sizes of the program's buffers.
+    std::vector<uint64_t> inputs;     // Ids, in the order of the program's inputs; 0: the input did not exist.
+    uint64_t first_result_id = 0;     // Id of the first survivor.
+    std::vector<Call> calls;          // In the order of their calls.
+    bool wants_result_words = false;  // The client waits for the result words of the last node.
+    uint32_t profile_variant = 0;     // Profile::variant, while a profile is recorded
+    FailurePtr failure;               // The failure of the last node, if one was found.
   };
 
   bool empty() const { return work_.empty(); }
   void add(Run run) { work_.push_back({std::move(run), nullptr}); }
   void add(Ticket ticket, std::shared_ptr<QueuedRead> read);
 
-  // Returns the run with this number, or null.
-  const Run* find(uint64_t number) const;
+  // Returns the run with this id, or null.
+  const Run* find(uint64_t run_id) const;
   // Records that this node of this run failed. Returns the ids of the buffers whose contents are invalid now: those
   // that the node writes, and those computed from them since. Reads of these buffers fail.
   // If the node writes nothing (a check), the result is everything that was written after it.
-  std::unordered_set<uint64_t> invalidate_from(uint64_t number, uint32_t node, const FailurePtr& failure);
+  std::unordered_set<uint64_t> invalidate_from(uint64_t run_id, uint32_t node, const FailurePtr& failure);
 
   // The number of leading entries that are done.
   size_t count_done(Device& device) const;

@@ -100,7 +100,7 @@ constexpr uint64_t kNumber = 4096;
 
 // Estimates the bytes that a program takes, here and in the runner. Too large rather than too small, so that no program
 // is free.
-uint64_t footprint(const ir::Graph& graph, size_t words) {
+uint64_t footprint(const ir::Graph& graph, size_t result_words) {
   uint64_t args = 0, dims = 0, text = 0;
   for (const ir::Node& node : graph.nodes) {
     for (const std::vector<ir::Arg>* all : {&node.args, &node.results}) {
@@ -112,10 +112,10 @@ uint64_t footprint(const ir::Graph& graph, size_t words) {
     }
   }
   for (const ir::View& view : graph.views) dims += view.sizes.size();
-  for (const std::string& source : graph.sources) text += sizeof(std::string) + source.size();
+  for (const std::string& source : graph.source_lines) text += sizeof(std::string) + source.size();
   return kNumber + 32 * uint64_t{graph.params} + 64 * graph.exprs.size() + 320 * graph.buffers.size() +
          480 * graph.views.size() + 32 * dims + 1024 * graph.nodes.size() + 160 * args + 2 * text +
-         sizeof(int64_t) * words;
+         sizeof(int64_t) * result_words;
 }
 
 void describe_graph(LoadedProgram& program) {
@@ -136,7 +136,7 @@ void describe_graph(LoadedProgram& program) {
     }
   }
   find_updates(program);
-  program.has_attachments = std::ranges::any_of(
+  program.uses_cached_data = std::ranges::any_of(
       graph.nodes, [](const ir::Node& node) { return ir::op_desc(node.opcode).family == ir::Family::kConv; });
   program.bindings.ids.assign(program.inputs.size(), 0);
 }
@@ -234,8 +234,8 @@ void apply_steps(LoadedProgram& program) {
       // The runner of the node that creates a buffer says whether it allocates the memory, too.
       const auto first = step_of(program, life.first), last = step_of(program, life.last);
       program.runner_allocates[b] =
-          first->runner != kNoRunner && program.loaded[first->runner].program->creates_buffer(b);
-      has_memory = !(first->is_group && buffer.in_group);
+          first->runner != kNoRunner && program.loaded[first->runner].program->allocates_buffer(b);
+      has_memory = !(first->is_group && buffer.group_local);
       if (first->is_group) life.first = first->first;
       if (last->is_group) life.last = last->last - 1;
     }
@@ -260,9 +260,9 @@ Status load_groups(LoadedProgram& program, const Runners& runners, std::span<con
     if (!first && groups == groups_of(before, r)) continue;
     LoadRequest request{bytes, graph, std::vector<uint8_t>(graph.nodes.size()), program.tune};
     bool any = !groups.empty();
-    for (size_t n = 0; n < graph.nodes.size(); ++n) any |= request.nodes[n] = program.accepting_runners[n] >> r & 1;
+    for (size_t n = 0; n < graph.nodes.size(); ++n) any |= request.may_run[n] = program.accepting_runners[n] >> r & 1;
     for (const Step& step : groups) {
-      std::fill(request.nodes.begin() + step.first, request.nodes.begin() + step.last, 1);
+      std::fill(request.may_run.begin() + step.first, request.may_run.begin() + step.last, 1);
     }
     program.loaded[r] = {};
     if (!any) continue;
@@ -288,13 +288,9 @@ bool some_program(const LoadedProgram& program, bool (RunnerProgram::*says)() co
 // two words.
 size_t most_words(const ir::Graph& graph, const ir::Node& node) {
   size_t words = 0;
-  const auto add = [&](const ir::Arg& result) {
-    if (result.tag == ir::ArgTag::kView && graph.views[result.a].dynamic) words += 2 + 2 * ir::kMaxRank;
-  };
-  for (const ir::Arg& result : node.results) {
-    add(result);
-    for (const ir::Arg& item : result.items) add(item);
-  }
+  ir::for_each_result_view(node, [&](uint32_t view) {
+    if (graph.views[view].dynamic) words += 2 + 2 * ir::kMaxRank;
+  });
   if ((ir::op_desc(node.opcode).flags & ir::kOpHostResult) != 0) words += 3 * node.results.size();
   return words;
 }
@@ -308,8 +304,8 @@ void load(LoadedProgram& program, const Runners& runners, std::span<const std::b
   std::vector<uint8_t> copy(data, data + bytes.size());
   program.status = ir::decode_program(copy.data(), copy.size(), &graph);
   if (!program.status.ok()) return;
-  for (const ir::Node& node : graph.nodes) program.words += most_words(graph, node);
-  const uint64_t takes = footprint(graph, program.words) + (may_grow(program) ? bytes.size() : 0);
+  for (const ir::Node& node : graph.nodes) program.result_words += most_words(graph, node);
+  const uint64_t takes = footprint(graph, program.result_words) + (may_grow(program) ? bytes.size() : 0);
   if (!program.memory->charge(takes)) {
     program.status = no_memory_to_load(bytes.size());
     graph = {};
@@ -472,7 +468,7 @@ uint32_t find_source(const LoadedProgram& program, uint32_t made, uint32_t node,
   };
   const Step& step = *step_of(program, node);
   if (!step.is_group) {
-    const uint32_t from = program.graph.buffers[made].reuses;
+    const uint32_t from = program.graph.buffers[made].may_reuse;
     return from != ir::kNoBuffer && may(from, node) ? from : ir::kNoBuffer;
   }
   for (uint32_t from = 0; from < owns.size(); ++from) {

@@ -82,22 +82,22 @@ struct LoadedProgram {
   std::vector<uint32_t> survivors;     // Fresh buffers, in the order of their ids.
   std::vector<bool> written;           // One per buffer: some node writes this input.
   std::vector<bool> runner_allocates;  // One per buffer: the runner allocates its memory.
-  std::vector<bool> outlives;    // One per buffer: it outlives the run, or is an older value of a buffer that does.
-  bool has_attachments = false;  // Runners may attach data to the inputs.
-  bool updates = false;          // Some node updates in place a buffer that outlives the run.
-  std::vector<bool> temporary;   // One per buffer: it has memory that only the steps need.
+  std::vector<bool> outlives;     // One per buffer: it outlives the run, or is an older value of a buffer that does.
+  bool uses_cached_data = false;  // Runners may attach data to the inputs.
+  bool updates = false;           // Some node updates in place a buffer that outlives the run.
+  std::vector<bool> temporary;    // One per buffer: it has memory that only the steps need.
   std::vector<ir::Lifetime> lifetimes;
   // The lifetimes when steps execute: a buffer that the step of a group touches lives through all of the step.
   std::vector<ir::Lifetime> step_lifetimes;
   std::vector<std::vector<uint32_t>> dead_after;  // One per node: the temporaries that it is the last to touch.
-  size_t words = 0;                               // Upper bound on the result words.
+  size_t result_words = 0;                        // Upper bound on the result words.
 
   // Set by the runs.
   std::vector<int64_t> params;
   remote::Bindings bindings;
   std::vector<int64_t> values;   // Values of the symbols.
   std::vector<uint64_t> nbytes;  // Sizes of the buffers.
-  ir::MathModes math = 0;
+  ir::MathModes math_modes = 0;
   bool evaluated = false;  // `values` are computed from `params`.
   bool chosen = false;     // `steps` are chosen for `values` and for what the runners take now.
   bool placed = false;     // `layout` belongs to `values` and `nbytes`, and all views lie inside their buffers.

@@ -128,7 +128,7 @@ flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<wire::ProfileProgram
   std::vector<int64_t> values;
   for (const Variant& variant : std::span(variants_).subspan(first_variant_)) {
     std::vector<flatbuffers::Offset<flatbuffers::String>> labels, names, declined;
-    std::vector<uint32_t> records;
+    std::vector<uint32_t> record_indices;
     for (const uint32_t runner : variant.runners) {
       names.push_back(builder.CreateSharedString(runner < runners.size() ? runners[runner]->name() : ""));
     }
@@ -144,7 +144,7 @@ flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<wire::ProfileProgram
         labels.push_back(builder.CreateSharedString(builder.GetSize() < kMaxLabelBytes
                                                         ? describe_node(program->graph, node, values)
                                                         : std::string(ir::op_desc(node.opcode).name)));
-        records.push_back(node.source);
+        record_indices.push_back(node.record);
       }
       for (const ir::Group& group : program->graph.groups) {
         std::string label = "kernel: ";
@@ -152,17 +152,17 @@ flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<wire::ProfileProgram
           label += (n > group.first ? "; " : "") + describe_node(program->graph, program->graph.nodes[n], values);
         }
         labels.push_back(builder.CreateSharedString(label));
-        records.push_back(program->graph.nodes[group.first].source);
+        record_indices.push_back(program->graph.nodes[group.first].record);
         declined.push_back(builder.CreateSharedString(""));
       }
     }
     names.resize(labels.size());
     const auto label_vector = builder.CreateVector(labels);
-    const auto record_vector = builder.CreateVector(records);
+    const auto record_index_vector = builder.CreateVector(record_indices);
     const auto name_vector = builder.CreateVector(names);
     const auto declined_vector = builder.CreateVector(declined);
-    programs.push_back(wire::CreateProfileProgram(builder, variant.program, label_vector, record_vector, name_vector,
-                                                  declined_vector));
+    programs.push_back(wire::CreateProfileProgram(builder, variant.program, label_vector, record_index_vector,
+                                                  name_vector, declined_vector));
   }
   return builder.CreateVector(programs);
 }

@@ -21,13 +21,13 @@ ProgramRun::ProgramRun(RunContext& context, const std::shared_ptr<LoadedProgram>
       memory_(*program, context.device.memory()),
       failures_(*program, context.failures.first_check()) {}
 
-FailurePtr ProgramRun::execute(std::vector<int64_t>* words) {
-  words_ = words;
+FailurePtr ProgramRun::execute(std::vector<int64_t>* result_words) {
+  result_words_ = result_words;
   bind_inputs();
   if (const Status status = program_.status.ok() ? prepare() : program_.status; !status.ok()) {
     fail_all(add_failure(status));
   } else {
-    words->resize(program_.words);
+    result_words->resize(program_.result_words);
     unshare_written();
     if (program_.work > 0 && context_.notify_threads) context_.notify_threads(program_.work >= kPointsWorthWaking);
     const bool careful = !failures_.empty() || (program_.updates && context_.failures.last_unreported() != 0);
@@ -38,7 +38,7 @@ FailurePtr ProgramRun::execute(std::vector<int64_t>* words) {
     note_in_flight();
   }
   finish();
-  words->resize(words_used_);
+  result_words->resize(result_words_used_);
   return failures_.of_last_node();
 }
 
@@ -50,8 +50,8 @@ FailurePtr ProgramRun::drop(const FailurePtr& why) {
 }
 
 void ProgramRun::bind_inputs() {
-  ++context_.run_count;
-  if (program_.has_attachments) attachments_.resize(memory_.size());
+  ++context_.run_id;
+  if (program_.uses_cached_data) cached_data_.resize(memory_.size());
   for (size_t i = 0; i < program_.inputs.size(); ++i) {
     const uint32_t b = program_.inputs[i];
     const uint64_t id = program_.bindings.ids[i];
@@ -64,11 +64,11 @@ void ProgramRun::bind_inputs() {
       continue;
     }
     memory_[b] = borrowed(entry->memory->data(), entry->memory->nbytes());
-    aliased_ |= !entry->memory->bind(context_.run_count);
+    aliased_ |= !entry->memory->bind(context_.run_id);
     if (program_.written[b]) {
       entry->memory->contents_change();
-    } else if (!attachments_.empty()) {
-      attachments_[b] = entry->memory->attachment();
+    } else if (!cached_data_.empty()) {
+      cached_data_[b] = entry->memory->cached_data();
     }
     failures_.load(b, *entry);
     if (!context_.older_contents.empty() && !entry->poisoned()) {
@@ -81,10 +81,11 @@ void ProgramRun::bind_inputs() {
 // Computes the symbol values, buffer sizes and arena offsets that differ from those of the last run.
 Status ProgramRun::prepare() {
   const ir::Graph& graph = program_.graph;
-  context_.device.set_math(request_.math);
-  if (std::exchange(program_.math, request_.math) != request_.math) {  // Runners may choose differently.
+  context_.device.set_math_modes(request_.math_modes);
+  if (std::exchange(program_.math_modes, request_.math_modes) !=
+      request_.math_modes) {  // Runners may choose differently.
     program_.chosen = false;
-    program_.waits_for_plans = context_.waits_for_plans || (request_.math & ir::kDeterministic) != 0;
+    program_.waits_for_plans = context_.waits_for_plans || (request_.math_modes & ir::kDeterministic) != 0;
     for (LoadedProgram::Loaded& loaded : program_.loaded) loaded.is_current = false;
   }
   if (!program_.evaluated) {
@@ -144,9 +145,9 @@ void ProgramRun::unshare_written() {
 // On an asynchronous device the queued work may still fail: the run is retained until its ticket is done.
 void ProgramRun::note_in_flight() {
   if (!context_.device.asynchronous()) return;
-  context_.in_flight.add({context_.device.record(), context_.run_count, request_.sequence, shared_program_,
-                          program_.values, program_.nbytes, program_.bindings.ids, request_.base, std::move(calls_),
-                          request_.wants_words,
+  context_.in_flight.add({context_.device.record(), context_.run_id, request_.sequence, shared_program_,
+                          program_.values, program_.nbytes, program_.bindings.ids, request_.first_result_id,
+                          std::move(calls_), request_.wants_result_words,
                           context_.profile ? context_.profile->variant(program_, program_.values) : 0, nullptr});
 }
 
@@ -173,7 +174,7 @@ void ProgramRun::finish() {
   }
   for (size_t k = 0; k < program_.survivors.size(); ++k) {
     const uint32_t b = program_.survivors[k];
-    const uint64_t id = request_.base + k;
+    const uint64_t id = request_.first_result_id + k;
     FailurePtr failure = failures_.poison_of(b);
     if (!failure && !memory_.allocate(b)) failure = add_failure(no_memory_for({}, program_.nbytes[b]));
     if (failure) {

@@ -24,12 +24,12 @@ namespace torch_remote::worker {
 
 struct RunRequest {
   uint32_t program = 0;
-  uint64_t base = 0;
-  std::span<const uint8_t> params, bindings, frees;
+  uint64_t first_result_id = 0;
+  std::span<const uint8_t> params, bindings, freed_ids;
   uint64_t sequence = 0;
-  bool wants_words = false;  // The client waits for the result words of the last node.
-  bool afresh = false;       // Params and bindings are encoded as for a first run.
-  ir::MathModes math = 0;
+  bool wants_result_words = false;  // The client waits for the result words of the last node.
+  bool reset_delta = false;         // Params and bindings are encoded as for a first run.
+  ir::MathModes math_modes = 0;
 };
 
 // All runs of a session share this state.
@@ -41,12 +41,12 @@ struct RunContext {
   Buffers& buffers;
   BackgroundOps& background_ops;
   InFlight& in_flight;
-  const std::function<bool(uint64_t sequence)>& cancelled;  // May be empty.
-  std::function<void(bool much)> notify_threads = nullptr;  // From a runner that lends its threads; may be null.
+  const std::function<bool(uint64_t sequence)>& cancelled;       // May be empty.
+  std::function<void(bool heavy_run)> notify_threads = nullptr;  // From a runner that lends its threads; may be null.
   uint32_t background_runner = kNoRunner;  // Index into `runners`: the runner whose nodes execute in the background.
   bool waits_for_plans = false;            // Runs wait for plans that are being built.
   Profile* profile = nullptr;              // Records when ops run; null: none does.
-  uint64_t run_count = 0;
+  uint64_t run_id = 0;
   // Scratch.
   std::vector<uint64_t> nbytes = {};
   tr_error error = {};
@@ -62,9 +62,9 @@ class ProgramRun {
   // All of them outlive the run. The program was decoded; its params and bindings are those of the request.
   ProgramRun(RunContext& context, const std::shared_ptr<LoadedProgram>& program, const RunRequest& request);
 
-  // `words` receives the results of the last node that the client wants to know. Returns the reason why they are
+  // `result_words` receives the results of the last node that the client wants to know. Returns the reason why they are
   // invalid, or null.
-  FailurePtr execute(std::vector<int64_t>* words);
+  FailurePtr execute(std::vector<int64_t>* result_words);
   // Executes nothing: `why` is the failure of all that the run would have created or written. Returns `why`.
   FailurePtr drop(const FailurePtr& why);
 
@@ -93,7 +93,7 @@ class ProgramRun {
   bool await_operands(uint32_t first, uint32_t last);
 
   // Nodes that fail or cannot run (program_run_failures.cpp).
-  FailurePtr add_failure(Status why, uint32_t source = 0);
+  FailurePtr add_failure(Status why, uint32_t record = 0);
   void call_and_repair(uint32_t node);
   void save_older_contents(uint32_t node, uint64_t failure);
   void skip(uint32_t node, const FailurePtr& failure);
@@ -106,8 +106,8 @@ class ProgramRun {
   const std::shared_ptr<LoadedProgram>& shared_program_;
   LoadedProgram& program_;
   const RunRequest& request_;
-  std::vector<int64_t>* words_ = nullptr;
-  size_t words_used_ = 0;
+  std::vector<int64_t>* result_words_ = nullptr;
+  size_t result_words_used_ = 0;
   RunMemory memory_;
   RunFailures failures_;
   std::vector<OlderContents::Copies> older_contents_;  // One per graph buffer, or empty.
@@ -116,7 +116,7 @@ class ProgramRun {
   uint32_t next_ = 0;                                  // The node to continue with.
   bool one_by_one_ = false;                            // Nodes execute one at a time, from `next_` on.
   bool aliased_ = false;                               // One buffer is bound twice; our own client never does this.
-  std::vector<tr_attachment*> attachments_;            // One per graph buffer; empty: no runner uses attachments.
+  std::vector<tr_cached_data*> cached_data_;           // One per graph buffer; empty: no runner uses cached data.
   // One per graph buffer: survivors that a background op uses. Empty if there are none.
   std::vector<MemoryPtr> shared_survivors_;
   std::vector<InFlight::Call> calls_;  // For a profile, while an asynchronous device executes the calls.

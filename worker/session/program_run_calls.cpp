@@ -16,8 +16,8 @@ constexpr uint64_t kLookEvery = 2'000'000;  // Nanoseconds of a run between two 
 // Returns false, for a node that fails for this reason.
 bool fail(tr_error& error, uint32_t node, const Status& why) {
   error.node = node;
-  error.repeat = 0;
-  std::snprintf(error.kind, sizeof(error.kind), "%s", why.kind().c_str());
+  error.retry_as_nodes = 0;
+  std::snprintf(error.exception_type, sizeof(error.exception_type), "%s", why.exception_type().c_str());
   std::snprintf(error.message, sizeof(error.message), "%s", why.message().c_str());
   return false;
 }
@@ -109,7 +109,7 @@ bool ProgramRun::call(uint32_t first, uint32_t last, bool alone) {
   tr_error& error = context_.error;
   error.struct_size = sizeof(error);
   error.node = first;
-  error.repeat = 0;
+  error.retry_as_nodes = 0;
   const bool good = alone ? call_alone(first, times) : call_steps(first, last, times);
   if (profile && !context_.device.asynchronous()) {
     profile->ops(program_, profile->variant(program_, program_.values), request_.sequence, first, last);
@@ -118,7 +118,7 @@ bool ProgramRun::call(uint32_t first, uint32_t last, bool alone) {
   failures_.pass_on(first, end);
   next_ = last;
   if (good) return true;
-  if (error.repeat != 0) {
+  if (error.retry_as_nodes != 0) {
     next_ = end;
     return false;
   }
@@ -136,7 +136,7 @@ bool ProgramRun::call_steps(uint32_t first, uint32_t last, uint64_t* times) {
     const uint32_t end = std::min(step->last, last);
     if (!await_operands(n, end)) {  // An operand has failed meanwhile.
       context_.error.node = n;
-      context_.error.repeat = 1;
+      context_.error.retry_as_nodes = 1;
       return false;
     }
     const bool timed = step->timed_group != ir::kNoNode;
@@ -155,11 +155,11 @@ bool ProgramRun::call_alone(uint32_t node, uint64_t* times) {
   tr_error& error = context_.error;
   for (uint32_t before = kNoRunner;;) {
     const uint32_t runner = runner_of(program_, node);
-    error.repeat = 0;
+    error.retry_as_nodes = 0;
     if (call_runner(runner, node, node + 1, times)) return true;
-    if (error.repeat == 0 || runner == context_.background_runner) return false;
+    if (error.retry_as_nodes == 0 || runner == context_.background_runner) return false;
     if (runner == before) {  // The runner takes a node that it cannot execute.
-      error.repeat = 0;
+      error.retry_as_nodes = 0;
       return false;
     }
     before = runner;
@@ -180,7 +180,7 @@ bool ProgramRun::call_runner(uint32_t runner, uint32_t first, uint32_t last, uin
   tr_run call = describe(runner, first, last, times);
   const bool good = loaded.program->run(call, &context_.error);
   loaded.is_current = true;
-  words_used_ += call.word_count;
+  result_words_used_ += call.result_word_count;
   return good;
 }
 
@@ -193,12 +193,12 @@ tr_run ProgramRun::describe(uint32_t runner, uint32_t first, uint32_t last, uint
   call.last = last;
   call.buffers = memory_.data();
   call.buffer_count = static_cast<uint32_t>(memory_.size());
-  call.words = words_->data() + words_used_;
-  call.word_capacity = static_cast<uint32_t>(words_->size() - words_used_);
+  call.result_words = result_words_->data() + result_words_used_;
+  call.result_word_capacity = static_cast<uint32_t>(result_words_->size() - result_words_used_);
   call.times = times;
-  call.number = context_.run_count;
-  call.math = request_.math;
-  call.attachments = attachments_.empty() || aliased_ ? nullptr : attachments_.data();
+  call.run_id = context_.run_id;
+  call.math_modes = request_.math_modes;
+  call.cached_data = cached_data_.empty() || aliased_ ? nullptr : cached_data_.data();
   return call;
 }
 
@@ -214,7 +214,7 @@ bool ProgramRun::begin(uint32_t node, uint64_t* times) {
   tr_error& error = context_.error;
   if (!await_operands(node, node + 1)) {
     error.node = node;
-    error.repeat = 1;
+    error.retry_as_nodes = 1;
     return false;
   }
   // New buffers have no memory yet if there was not enough for the whole program.
@@ -264,8 +264,8 @@ bool ProgramRun::find_uses(uint32_t node, std::vector<BackgroundOps::Use>* uses)
       memory_[b] = borrowed(made.data, made.nbytes);
     }
     const bool creates = writes && program_.lifetimes[b].first == node;
-    uses->push_back({request_.base + static_cast<uint64_t>(survivor - program_.survivors.begin()), shared_survivors_[b],
-                     writes, creates});
+    uses->push_back({request_.first_result_id + static_cast<uint64_t>(survivor - program_.survivors.begin()),
+                     shared_survivors_[b], writes, creates});
   });
   return all;
 }
@@ -300,7 +300,7 @@ bool ProgramRun::await_operands(uint32_t first, uint32_t last) {
         failures_.set_poison(b, failure);
         memory_[b] = borrowed(nullptr, program_.nbytes[b]);  // The memory is released with the background op.
         if (!shared_survivors_.empty()) shared_survivors_[b] = nullptr;
-        if (!attachments_.empty()) attachments_[b] = nullptr;
+        if (!cached_data_.empty()) cached_data_[b] = nullptr;
       }
     }
   });

@@ -14,8 +14,8 @@ bool creates(const LoadedProgram& program, uint32_t node, uint32_t buffer) {
 
 }  // namespace
 
-FailurePtr ProgramRun::add_failure(Status why, uint32_t source) {
-  return context_.failures.add({std::move(why), program_.number, source, request_.sequence});
+FailurePtr ProgramRun::add_failure(Status why, uint32_t record) {
+  return context_.failures.add({std::move(why), program_.number, record, request_.sequence});
 }
 
 // Runs a node. The buffers that it overwrites become valid if it succeeds.
@@ -27,7 +27,7 @@ void ProgramRun::call_and_repair(uint32_t index) {
     const uint32_t b = graph.views[view].buffer;
     if (!memory || !failures_.poison_of(b) || memory_.allocate(b)) return;
     memory = false;
-    skip(index, add_failure(no_memory_for({}, program_.nbytes[b]), node.source));
+    skip(index, add_failure(no_memory_for({}, program_.nbytes[b]), node.record));
   });
   if (!memory) return;
   if (const uint64_t failure = context_.failures.last_unreported()) save_older_contents(index, failure);
@@ -84,7 +84,7 @@ void ProgramRun::skip_update(uint32_t buffer, const FailurePtr& failure) {
         buffer, context_.older_contents.restore(older_contents_[buffer], memory_[buffer].data, failure));
   }
   failures_.add_missing_update(buffer, failure);
-  ++failure->skipped;
+  ++failure->skipped_updates;
 }
 
 // Copies the older value's bytes to the buffer that holds the newer one.
@@ -94,7 +94,7 @@ void ProgramRun::copy_older_value(uint32_t index, const FailurePtr& failure) {
   const uint32_t from = graph.views[node.args[0].a].buffer, to = graph.views[node.results[0].a].buffer;
   if (const FailurePtr poison = failures_.poison_of(from)) return failures_.set_poison(to, poison);
   if (!memory_.allocate(to)) {
-    return failures_.set_poison(to, add_failure(no_memory_for({}, program_.nbytes[to]), node.source));
+    return failures_.set_poison(to, add_failure(no_memory_for({}, program_.nbytes[to]), node.record));
   }
   if (memory_[to].data != memory_[from].data) {
     context_.device.copy(memory_[to].data, memory_[from].data, std::min(program_.nbytes[to], program_.nbytes[from]));
@@ -133,7 +133,7 @@ void ProgramRun::fail_all(const FailurePtr& failure) {
       if (access == ir::Access::kReads || graph.buffers[b].kind != ir::BufferKind::kInput || failures_.poison_of(b))
         return;
       failures_.add_missing_update(b, failure);
-      ++failure->skipped;
+      ++failure->skipped_updates;
     });
   }
   failures_.set_of_last_node(failure);

@@ -12,8 +12,9 @@ namespace torch_remote::worker {
 
 inline tr_buffer borrowed(void* data, uint64_t nbytes) { return {data, nbytes, nullptr, nullptr}; }
 
-// The memory of one run's buffers, by graph buffer. An entry with an owner is the run's: it is released on destruction,
-// unless release(), or the caller, has emptied the entry before. Sizes are the program's `nbytes`. For one thread.
+// The memory of one run's buffers, by graph buffer. If an entry's `owner` is set, this object owns the memory and
+// releases it on destruction; release() or the caller may empty the entry earlier. Sizes are the program's `nbytes`.
+// For one thread.
 class RunMemory {
  public:
   // Both outlive this.
@@ -32,8 +33,9 @@ class RunMemory {
   bool allocate_arena();
   // Allocates the memory that the stage touches first. Returns false if there is not enough.
   bool allocate(const Stage& stage);
-  // The nodes of the stage from `next` on execute one by one, even those of groups. A buffer that a group's result may
-  // overwrite is then still needed, so both get memory of their own again.
+  // Call it before the nodes of the stage from `next` on execute one by one, even those of groups. A group's result may
+  // have taken over the memory of a buffer that these nodes still read. The buffer gets its memory back, and the result
+  // has no memory until it is allocated.
   void unshare(const Stage& stage, uint32_t next);
   // Allocates memory for one buffer, unless it has some. Returns false if there is not enough; the buffer then stays
   // without memory.

@@ -13,16 +13,16 @@ namespace {
 
 // Applies the message to the params and bindings of the program's last run.
 Status decode_bound(const RunRequest& request, LoadedProgram& program) {
-  if (request.afresh) {
+  if (request.reset_delta) {
     std::ranges::fill(program.params, 0);
     std::ranges::fill(program.bindings.ids, 0);
     program.bindings.relative.assign(program.bindings.ids.size(), false);
-    program.bindings.base = 0;
+    program.bindings.first_result_id = 0;
     program.evaluated = false;
   }
   bool changed = false;
   Status status = remote::decode_params(request.params, program.params, &changed);
-  if (status.ok()) status = remote::decode_bindings(request.bindings, request.base, program.bindings);
+  if (status.ok()) status = remote::decode_bindings(request.bindings, request.first_result_id, program.bindings);
   if (changed) program.evaluated = false;
   return status;
 }
@@ -117,18 +117,19 @@ Status Session::decode(const RunRequest& request, const std::shared_ptr<LoadedPr
     return Status::invalid("remote: a run names program " + std::to_string(request.program) + ", which was not sent");
   }
   *program = &found->second;
-  Status status = buffers_.set_freed(request.frees);
+  Status status = buffers_.set_freed(request.freed_ids);
   return status.ok() && found->second->decoded ? decode_bound(request, *found->second) : status;
 }
 
-Status Session::run(const RunRequest& request, std::vector<int64_t>* words, FailurePtr* failure) {
-  words->clear();
+Status Session::run(const RunRequest& request, std::vector<int64_t>* result_words, FailurePtr* failure) {
+  result_words->clear();
   *failure = nullptr;
   const std::shared_ptr<LoadedProgram>* found = nullptr;
   if (Status status = decode(request, &found); !status.ok()) return status;
   const std::shared_ptr<LoadedProgram>& program = *found;
   if (!program->decoded) {
-    *failure = failures_.add_undecoded({program->status, request.program, 0, request.sequence}, request.base);
+    *failure =
+        failures_.add_undecoded({program->status, request.program, 0, request.sequence}, request.first_result_id);
     buffers_.erase_freed();
     return {};
   }
@@ -136,9 +137,9 @@ Status Session::run(const RunRequest& request, std::vector<int64_t>* words, Fail
   try {
     update_groups(*program, *runners_);
     if (!background_ops_.empty()) background_ops_.await_inputs(*program);
-    *failure = ProgramRun(context_, program, request).execute(words);
+    *failure = ProgramRun(context_, program, request).execute(result_words);
   } catch (const std::bad_alloc&) {  // Memory of this process itself ran out; all that the run took is free again.
-    words->clear();
+    result_words->clear();
     const FailurePtr why = failures_.add({no_memory_for("the run of a program"), request.program, 0, request.sequence});
     *failure = ProgramRun(context_, program, request).drop(why);
   }
@@ -175,10 +176,10 @@ FailurePtr Session::locate(const ReadRequest& request, uint64_t sequence, Locate
     return refuse("remote: a read reaches beyond buffer " + std::to_string(request.buffer) + " of " +
                   std::to_string(entry->memory->nbytes()) + " bytes");
   }
-  // After this read the older contents never come back. The client may never use the result of a prefetch, so a
-  // prefetch is refused; the client asks again if it needs the value.
+  // After this read the older contents never come back. The client may never use the result of a speculative read, so a
+  // speculative read is refused; the client asks again if it needs the value.
   if (older_contents_.contains(request.buffer)) {
-    if (request.prefetch) return refuse("remote: a read ahead of a buffer whose older contents may come back");
+    if (request.speculative) return refuse("remote: a speculative read of a buffer whose older contents may come back");
     older_contents_.drop(request.buffer);
   }
   located->data = static_cast<const std::byte*>(entry->memory->data());
@@ -213,14 +214,14 @@ void Session::settle() {
   // Read before the failures, so that the failures of all this work are there.
   const size_t done = in_flight_.count_done(*device_);
   for (const DeferredFailure& late : device_->take_failures()) {
-    const InFlight::Run* run = in_flight_.find(late.run);
+    const InFlight::Run* run = in_flight_.find(late.run_id);
     if (!run) continue;
     const uint32_t index = std::min(late.node, static_cast<uint32_t>(run->program->graph.nodes.size()) - 1);
     const FailurePtr failure = failures_.add(*run->program, run->values, index, late.error, run->sequence);
-    for (const uint64_t id : in_flight_.invalidate_from(late.run, index, failure)) buffers_.poison(id, failure);
+    for (const uint64_t id : in_flight_.invalidate_from(late.run_id, index, failure)) buffers_.poison(id, failure);
   }
   in_flight_.forget(done, [this](const InFlight::Run& run) {
-    if (run.failure && run.wants_words) failures_.defer(run.sequence, run.failure);
+    if (run.failure && run.wants_result_words) failures_.defer(run.sequence, run.failure);
     if (!context_.profile) return;
     for (const InFlight::Call& call : run.calls) {
       if (call.times.empty()) continue;

@@ -47,7 +47,7 @@ struct ReadRequest {
   uint32_t item_size = 0;
   std::span<const int64_t> sizes, strides;
   int64_t offset = 0;
-  bool prefetch = false;  // A prefetch: the client may not need it.
+  bool speculative = false;  // The client may not need the contents.
 };
 
 class Session {
@@ -68,10 +68,10 @@ class Session {
   // Returns null if there is no such program, or it could not be decoded.
   const LoadedProgram* find_program(uint32_t number) const;
 
-  // Returns an error only for a malformed message; the session is then unusable. *words gets the results that the
-  // client asked for, those of the last node (RunRequest::wants_words). *failure is the reason why they are invalid, or
-  // null.
-  Status run(const RunRequest& request, std::vector<int64_t>* words, FailurePtr* failure);
+  // Returns an error only for a malformed message; the session is then unusable. *result_words gets the results that
+  // the client asked for, those of the last node (RunRequest::wants_result_words). *failure is the reason why they are
+  // invalid, or null.
+  Status run(const RunRequest& request, std::vector<int64_t>* result_words, FailurePtr* failure);
   // Drops a whole run.
   Status run_cancelled(const RunRequest& request, FailurePtr* failure);
   // `cancelled` is called now and then during a long run; it returns true to drop the rest of the run.

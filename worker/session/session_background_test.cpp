@@ -68,7 +68,7 @@ class SlowRunner final : public Runner {
   class Program final : public RunnerProgram {
    public:
     Program(SlowRunner& runner, const ir::Graph& graph) : runner_(runner), graph_(graph) {}
-    bool creates_buffer(uint32_t) const override { return false; }
+    bool allocates_buffer(uint32_t) const override { return false; }
     bool run(tr_run&, tr_error*) override {
       ADD_FAILURE() << "its nodes are begun";
       return false;
@@ -304,7 +304,7 @@ TEST_F(BackgroundTest, AFailureIsThatOfWhatDependsOnIt) {
   EXPECT_EQ(why, failure);
   read(1, 3, &why);
   EXPECT_EQ(why, failure);
-  EXPECT_EQ(told(), failure);
+  EXPECT_EQ(take_failure(), failure);
   EXPECT_EQ(read(1, 3), (Floats{1, 2, 3}));  // The update is missing.
 }
 
@@ -315,7 +315,7 @@ TEST_F(BackgroundTest, WhatAFailedOneWouldHaveMadeIsNotThere) {
   slow->failure = {ErrorCode::kOpFailed, "nobody came", "RuntimeError"};
   EXPECT_EQ(run(1, {3, 12}, {}, 100), nullptr);
   EXPECT_NE(run(2, {3, 12}, {}, 101), nullptr);
-  ASSERT_NE(told(), nullptr);
+  ASSERT_NE(take_failure(), nullptr);
   FailurePtr why;
   for (const uint64_t id : {100, 101, 102}) {  // Also now that the client knows the failure.
     read(id, 3, &why);
@@ -323,7 +323,7 @@ TEST_F(BackgroundTest, WhatAFailedOneWouldHaveMadeIsNotThere) {
     EXPECT_NE(why->status.message().find("nobody came"), std::string::npos);
   }
   EXPECT_NE(run(3, {3, 12}, {100}, 103), nullptr);
-  (void)told();
+  (void)take_failure();
   load(4, kMakesAndRepairs);
   EXPECT_EQ(run(4, {3, 12}, {}, 104), nullptr);
   EXPECT_EQ(read(104, 3), (Floats{0, 0, 0}));
@@ -371,7 +371,7 @@ TEST_F(BackgroundTest, OneWithoutMemoryForWhatItMakesIsLeftOut) {
   FailurePtr why;
   read(101, count, &why);
   ASSERT_NE(why, nullptr);
-  EXPECT_EQ(why->status.kind(), "OutOfMemoryError");
+  EXPECT_EQ(why->status.exception_type(), "OutOfMemoryError");
 }
 
 TEST_F(BackgroundTest, OneThatWasCancelledIsNothingToTell) {
@@ -380,7 +380,7 @@ TEST_F(BackgroundTest, OneThatWasCancelledIsNothingToTell) {
   session->set_cancelled([](uint64_t) { return true; });
   (void)run(1, {3, 12}, {}, 100);
   session->wait_for_background();
-  EXPECT_EQ(told(), nullptr);
+  EXPECT_EQ(take_failure(), nullptr);
   FailurePtr why;
   read(100, 3, &why);
   ASSERT_NE(why, nullptr);
@@ -399,8 +399,8 @@ TEST_F(BackgroundTest, AFailureInTheMiddleOfARun) {
   EXPECT_EQ(why, failure);
   read(102, 3, &why);
   EXPECT_EQ(why, failure);
-  EXPECT_EQ(told(), failure);
-  EXPECT_EQ(told(), nullptr);
+  EXPECT_EQ(take_failure(), failure);
+  EXPECT_EQ(take_failure(), nullptr);
 }
 
 TEST_F(BackgroundTest, ASessionEndsItsRunners) {

@@ -19,7 +19,7 @@ constexpr int kRepeats = 15;
 
 class NullProgram final : public RunnerProgram {
  public:
-  bool creates_buffer(uint32_t) const override { return false; }
+  bool allocates_buffer(uint32_t) const override { return false; }
   bool run(tr_run&, tr_error*) override { return true; }
 };
 
@@ -80,21 +80,21 @@ void measure(const char* name, int inputs, int nodes, bool in_place) {
   }
   const std::vector<int64_t> sizes{16, 64};
   remote::LastRun last;
-  std::vector<uint8_t> params, bindings, frees;
-  std::vector<int64_t> words;
+  std::vector<uint8_t> params, bindings, freed_ids;
+  std::vector<int64_t> result_words;
   FailurePtr failure;
   uint64_t sequence = 0;
   double best = 1e30;
   for (int repeat = 0; repeat < kRepeats; ++repeat) {
     const auto begin = std::chrono::steady_clock::now();
     for (int i = 0; i < kRuns; ++i) {
-      const uint64_t base = 1000 + ++sequence;
-      params.clear(), bindings.clear(), frees.clear();
+      const uint64_t first_result_id = 1000 + ++sequence;
+      params.clear(), bindings.clear(), freed_ids.clear();
       remote::encode_params(sizes, last.params, params);
-      remote::encode_bindings(ids, base, last.bindings, bindings);
-      freed.assign(sequence == 1 ? 0 : 1, base - 1);
-      remote::encode_frees(freed, frees);
-      check(session.run({1, base, params, bindings, frees, sequence}, &words, &failure));
+      remote::encode_bindings(ids, first_result_id, last.bindings, bindings);
+      freed.assign(sequence == 1 ? 0 : 1, first_result_id - 1);
+      remote::encode_freed_ids(freed, freed_ids);
+      check(session.run({1, first_result_id, params, bindings, freed_ids, sequence}, &result_words, &failure));
       check(failure ? failure->status : Status());
     }
     const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - begin;

@@ -59,14 +59,14 @@ TEST_F(SessionTest, AFailureNamesItsNode) {
   upload(1, {1, 2});
   upload(2, {3, 4});
   run(1, {2, 8}, {1, 2});
-  const FailurePtr failure = told();
+  const FailurePtr failure = take_failure();
   ASSERT_NE(failure, nullptr);
   EXPECT_EQ(failure->status.message(), "index out of range in self [aten::neg_(f32[2])]");
-  EXPECT_EQ(failure->status.kind(), "IndexError");
+  EXPECT_EQ(failure->status.exception_type(), "IndexError");
   EXPECT_EQ(failure->program, 1u);
   EXPECT_EQ(failure->sequence, 1u);
-  EXPECT_EQ(failure->skipped, 1u);
-  EXPECT_EQ(told(), nullptr);
+  EXPECT_EQ(failure->skipped_updates, 1u);
+  EXPECT_EQ(take_failure(), nullptr);
   EXPECT_EQ(read(100, 2), (Floats{2, 4}));
   EXPECT_EQ(read(2, 2), (Floats{3, 4}));  // The op that failed would have written it.
   FailurePtr why;
@@ -86,14 +86,14 @@ TEST_F(SessionTest, AFailurePoisonsWhatItWouldHaveMadeAndLeavesWhatItWouldHaveWr
     read(id, 2, &why);
     EXPECT_EQ(why, failure);
   }
-  EXPECT_EQ(failure->skipped, 1u);
+  EXPECT_EQ(failure->skipped_updates, 1u);
   session->failures().mark_reported(failure);
   EXPECT_EQ(read(2, 2), (Floats{3, 4}));
   for (const uint64_t poisoned : {100, 101, 102}) {  // 101 is computed from the buffer that lacks the update.
     read(poisoned, 2, &why);
     EXPECT_EQ(why, failure);
   }
-  EXPECT_EQ(told(), nullptr);
+  EXPECT_EQ(take_failure(), nullptr);
 }
 
 TEST_F(SessionTest, LaterProgramsInheritTheFailureAndDoTheRest) {
@@ -109,7 +109,7 @@ TEST_F(SessionTest, LaterProgramsInheritTheFailureAndDoTheRest) {
   EXPECT_EQ(run(2, {2}, {3, 4}, 200), root);
   EXPECT_EQ(run(3, {2, 8}, {4}, 200), root);
   EXPECT_EQ(run(2, {2}, {100, 4}, 200), root);  // 100 is poisoned.
-  EXPECT_EQ(root->skipped, 4u);
+  EXPECT_EQ(root->skipped_updates, 4u);
   FailurePtr why;
   for (const uint64_t id : {2, 3, 4, 200}) {
     read(id, 2, &why);
@@ -124,8 +124,8 @@ TEST_F(SessionTest, LaterProgramsInheritTheFailureAndDoTheRest) {
   EXPECT_EQ(read(201, 2), (Floats{16, 20}));
   EXPECT_EQ(run(2, {2}, {100, 3}, 202), root);
   EXPECT_EQ(read(3, 2), (Floats{8, 10}));
-  EXPECT_EQ(root->skipped, 5u);
-  EXPECT_EQ(told(), nullptr);
+  EXPECT_EQ(root->skipped_updates, 5u);
+  EXPECT_EQ(take_failure(), nullptr);
 }
 
 TEST_F(SessionTest, OverwritingAllOfAPoisonedBufferRepairsIt) {
@@ -147,7 +147,7 @@ TEST_F(SessionTest, OverwritingAllOfAPoisonedBufferRepairsIt) {
   EXPECT_EQ(run(2, {2}, {2}, 200), root);
   EXPECT_EQ(run(2, {3}, {2}, 200), nullptr);
   EXPECT_EQ(read(2, 3), (Floats{0, 0, 0}));
-  EXPECT_EQ(told(), root);
+  EXPECT_EQ(take_failure(), root);
 }
 
 TEST_F(SessionTest, AnOverwritingOpThatReadsWhatItOverwritesRepairsNothing) {
@@ -182,7 +182,7 @@ TEST_F(SessionTest, AValueThatAnOpInPlaceWouldHaveReplacedStays) {
   upload(1, {1, 2});
   const FailurePtr failure = run(1, {2, 8}, {1});
   ASSERT_NE(failure, nullptr);
-  EXPECT_EQ(failure->skipped, 1u);
+  EXPECT_EQ(failure->skipped_updates, 1u);
   session->failures().mark_reported(failure);
   EXPECT_EQ(read(100, 2), (Floats{2, 4}));
 }
@@ -201,7 +201,7 @@ TEST_F(SessionTest, AnUpdateBeforeASkippedOneIsUndone) {
   EXPECT_EQ(run(2, {2}, {1, 4}), nullptr);
   EXPECT_EQ(run(2, {2}, {200, 3}), root);
   EXPECT_EQ(run(2, {2}, {1, 3}), root);
-  EXPECT_EQ(root->skipped, 3u);
+  EXPECT_EQ(root->skipped_updates, 3u);
   session->failures().mark_reported(root);
   EXPECT_EQ(read(3, 2), (Floats{6, 8}));
   EXPECT_EQ(read(4, 2), (Floats{8, 10}));  // None of its updates was skipped.
@@ -254,7 +254,7 @@ TEST_F(SessionTest, AnUpdateIsUndoneInsideOfARun) {
   for (const uint32_t program : {1u, 2u}) {
     const FailurePtr failure = run(program, {2, 8}, {1, 2});
     ASSERT_NE(failure, nullptr);
-    EXPECT_EQ(failure->skipped, 1u);
+    EXPECT_EQ(failure->skipped_updates, 1u);
     session->failures().mark_reported(failure);
     EXPECT_EQ(read(2, 2), program == 1 ? (Floats{3, 4}) : (Floats{4, 6}));
   }
@@ -286,7 +286,7 @@ TEST_F(SessionTest, AnUpdateThatWasLiftedIsUndone) {
   upload(1, {1, 2});
   const FailurePtr failure = run(1, {2, 8}, {1});
   ASSERT_NE(failure, nullptr);
-  EXPECT_EQ(failure->skipped, 1u);
+  EXPECT_EQ(failure->skipped_updates, 1u);
   EXPECT_EQ(run(2, {2, 8}, {1}, 101), nullptr);
   EXPECT_EQ(run(3, {2}, {100, 101}), failure);
   session->failures().mark_reported(failure);
@@ -313,7 +313,7 @@ TEST_F(SessionTest, AListThatIsSkippedIsUndoneAsAWhole) {
   EXPECT_EQ(run(2, {2}, {1, 3}), nullptr);
   EXPECT_EQ(run(2, {2}, {1, 4}), nullptr);
   EXPECT_EQ(run(3, {2}, {3, 4, 1, 100}, 200), root);
-  EXPECT_EQ(root->skipped, 3u);
+  EXPECT_EQ(root->skipped_updates, 3u);
   session->failures().mark_reported(root);
   EXPECT_EQ(read(3, 2), (Floats{1, 2}));
   EXPECT_EQ(read(4, 2), (Floats{1, 2}));
@@ -422,7 +422,7 @@ TEST_F(SessionTest, WhatIsWrittenAfterAFailedCheckTellsItOnce) {
   EXPECT_EQ(read(200, 2), (Floats{2, 4}));
   run(2, {2, 8}, {1}, 201);
   EXPECT_EQ(read(201, 2), (Floats{2, 4}));
-  EXPECT_EQ(told(), nullptr);
+  EXPECT_EQ(take_failure(), nullptr);
 }
 
 // A failed check skips nothing, so it undoes nothing.
@@ -446,7 +446,7 @@ TEST_F(SessionTest, AFailedCheckIsNotWhatUpdatesGoBackTo) {
   ASSERT_NE(failure, check);
   run(3, {2}, {1, 3});
   EXPECT_EQ(run(3, {2}, {100, 3}, 200), failure);
-  EXPECT_EQ(check->skipped, 0u);
+  EXPECT_EQ(check->skipped_updates, 0u);
   FailurePtr why;
   for (const FailurePtr& expected : {check, failure}) {  // In order.
     read(3, 2, &why);
@@ -471,7 +471,7 @@ TEST_F(SessionTest, ACancelledRunLeavesWhatItWouldHaveWritten) {
   EXPECT_EQ(failure->status.message(), "remote: cancelled by torch.remote.cancel()");
   read(100, 3, &why);
   EXPECT_EQ(why, failure);
-  EXPECT_EQ(told(), nullptr);  // The client asked for the cancellation.
+  EXPECT_EQ(take_failure(), nullptr);  // The client asked for the cancellation.
   EXPECT_EQ(run(2, {3}, {100, 2}, 200), failure);
   EXPECT_EQ(read(2, 3), (Floats{10, 20, 30}));
   EXPECT_EQ(run(1, {3, 12}, {1, 2}, 300), nullptr);
@@ -503,7 +503,7 @@ TEST_F(SessionTest, AResultWrittenByAnOpThatFailedIsPoisoned) {
   FailurePtr why;
   read(100, 2, &why);
   ASSERT_NE(why, nullptr);
-  EXPECT_EQ(why->status.kind(), "ValueError");
+  EXPECT_EQ(why->status.exception_type(), "ValueError");
   EXPECT_EQ(device.memory().stats().allocated.current, 8u);  // The upload.
 }
 

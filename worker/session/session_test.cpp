@@ -44,10 +44,10 @@ TEST_F(SessionTest, InputsThatDoNotSurviveAndFreesGo) {
   EXPECT_FALSE(exists(2));
   EXPECT_EQ(read(100, 2), (Floats{4, 5}));
   EXPECT_EQ(external, 12u);
-  std::vector<uint8_t> frees;
+  std::vector<uint8_t> freed_ids;
   std::vector<uint64_t> ids{100};
-  remote::encode_frees(ids, frees);
-  ASSERT_TRUE(session->buffers().free(frees).ok());
+  remote::encode_freed_ids(ids, freed_ids);
+  ASSERT_TRUE(session->buffers().free(freed_ids).ok());
   EXPECT_EQ(device.memory().stats().allocated.current, 0u);
   EXPECT_EQ(session->buffers().size(), 0u);
 }
@@ -61,7 +61,7 @@ TEST_F(SessionTest, DynamicAndHostResultsComeAsWords) {
 })");
   upload(1, {0, 7, 0, 8});
   EXPECT_EQ(run(1, {4}, {1}), nullptr);
-  EXPECT_EQ(words, (std::vector<int64_t>{4, 2, 2, 1, 1, 1}));
+  EXPECT_EQ(result_words, (std::vector<int64_t>{4, 2, 2, 1, 1, 1}));
   EXPECT_TRUE(exists(100));
 }
 
@@ -75,7 +75,7 @@ TEST_F(SessionTest, AProgramThatTheRunnerRefusesFailsItsRuns) {
   upload(1, {1, 2});
   const FailurePtr failure = run(1, {2, 8}, {1});
   ASSERT_NE(failure, nullptr);
-  EXPECT_EQ(failure->status.kind(), "NotImplementedError");
+  EXPECT_EQ(failure->status.exception_type(), "NotImplementedError");
   FailurePtr why;
   read(100, 2, &why);
   EXPECT_EQ(why, failure);
@@ -121,7 +121,7 @@ TEST_F(SessionTest, ViewsThatRunBackwardsNeverRun) {
   for (const auto& params : std::vector<std::vector<int64_t>>{{12, -1, 2}, {12, INT64_MIN, 2}, {12, -1, 0}}) {
     const FailurePtr failure = run(1, params, {1});
     ASSERT_NE(failure, nullptr) << params[1];
-    told();
+    take_failure();
   }
   EXPECT_EQ(testing::runs(), before);
   EXPECT_EQ(run(1, {12, 1, 0}, {1}), nullptr);
@@ -199,10 +199,10 @@ TEST_F(SessionTest, DamagedMessagesAreErrorsOfTheSession) {
   load(1, kTwoOps);
   FailurePtr failure;
   const std::vector<uint8_t> nonsense(9, 0xFF);
-  EXPECT_FALSE(session->run({7, 100, {}, {}, {}, 1}, &words, &failure).ok());
-  EXPECT_FALSE(session->run({1, 100, nonsense, {}, {}, 1}, &words, &failure).ok());
-  EXPECT_FALSE(session->run({1, 100, {}, nonsense, {}, 1}, &words, &failure).ok());
-  EXPECT_FALSE(session->run({1, 100, {}, {}, nonsense, 1}, &words, &failure).ok());
+  EXPECT_FALSE(session->run({7, 100, {}, {}, {}, 1}, &result_words, &failure).ok());
+  EXPECT_FALSE(session->run({1, 100, nonsense, {}, {}, 1}, &result_words, &failure).ok());
+  EXPECT_FALSE(session->run({1, 100, {}, nonsense, {}, 1}, &result_words, &failure).ok());
+  EXPECT_FALSE(session->run({1, 100, {}, {}, nonsense, 1}, &result_words, &failure).ok());
   EXPECT_FALSE(session->buffers().free(nonsense).ok());
   EXPECT_FALSE(session->buffers().upload(0, {}, nullptr).ok());
 }
@@ -219,7 +219,7 @@ TEST_F(SmallSessionTest, OutOfMemoryNamesTheOpAndLeavesTheRest) {
   upload(1, {1, 2});
   for (int i = 0; i < 200; ++i) {
     run(1, {2, int64_t{1} << 40, 8}, {1}, 100 + 4 * i);
-    const FailurePtr failure = told();
+    const FailurePtr failure = take_failure();
     ASSERT_NE(failure, nullptr);
     ASSERT_EQ(failure->status.code(), ErrorCode::kOutOfMemory);
     ASSERT_NE(failure->status.message().find("[aten::relu(f32[2])]"), std::string::npos) << failure->status.message();
@@ -236,18 +236,18 @@ TEST_F(SmallSessionTest, WhatAProgramTakesCountsAgainstTheLimit) {
   session->load_program(1, std::as_bytes(std::span(program)));
   clients[1].params.assign(claims.params, 0);
   FailurePtr failure;
-  ASSERT_TRUE(session->run({1, 50, {}, {}, {}, ++sequence}, &words, &failure).ok());
+  ASSERT_TRUE(session->run({1, 50, {}, {}, {}, ++sequence}, &result_words, &failure).ok());
   ASSERT_NE(failure, nullptr);
   EXPECT_EQ(failure->status.code(), ErrorCode::kOutOfMemory) << failure->status.message();
-  EXPECT_EQ(failure->status.kind(), "OutOfMemoryError");
-  told();
+  EXPECT_EQ(failure->status.exception_type(), "OutOfMemoryError");
+  take_failure();
   // A large number of small programs.
   uint32_t number = 2;
   for (FailurePtr last; !last && number < 20000; ++number) {
     load(number, kTwoOps);
     last = run(number, {0, 0}, {7, 8}, 10'000'000);
     last = last->status.code() == ErrorCode::kOutOfMemory ? last : nullptr;
-    told();
+    take_failure();
   }
   EXPECT_LT(number, 20000u);
   EXPECT_GT(number, 1000u);
@@ -276,11 +276,12 @@ TEST_F(SmallSessionTest, WhatFailsCountsAgainstTheLimit) {
 
 TEST_F(SmallSessionTest, PoisonedBuffersCountAgainstTheLimit) {
   load(1, kTwoOps);
-  uint64_t base = 1000;
+  uint64_t first_result_id = 1000;
   FailurePtr failure;
-  for (; session->within_limit().ok() && base < 10'000'000; base += 10) run(1, {3, 12}, {7, 8}, base);
-  EXPECT_LT(base, 10'000'000u);
-  EXPECT_GT(base, 2'000u);
+  for (; session->within_limit().ok() && first_result_id < 10'000'000; first_result_id += 10)
+    run(1, {3, 12}, {7, 8}, first_result_id);
+  EXPECT_LT(first_result_id, 10'000'000u);
+  EXPECT_GT(first_result_id, 2'000u);
 }
 
 TEST_F(SessionTest, WithoutMemoryOfItsOwnTheSessionLivesOn) {
@@ -298,7 +299,7 @@ TEST_F(SessionTest, WithoutMemoryOfItsOwnTheSessionLivesOn) {
   const uint64_t before = device.memory().stats().allocated.current;
   const FailurePtr failure = run(1, {2, 8}, {1});
   ASSERT_NE(failure, nullptr);
-  EXPECT_EQ(failure->status.kind(), "OutOfMemoryError");
+  EXPECT_EQ(failure->status.exception_type(), "OutOfMemoryError");
   EXPECT_EQ(device.memory().stats().allocated.current, before);
   FailurePtr why;
   read(101, 2, &why);
@@ -375,15 +376,15 @@ TEST_F(SmallSessionTest, WhatARunFreesMakesRoomForIt) {
   upload(1, {1, 2});
   uint64_t last = 0;
   for (uint64_t i = 0; i < 8; ++i) {  // 24 MiB each, in addition to a segment of 32 MiB for small blocks.
-    const uint64_t base = 100 + i;
-    const std::vector<uint64_t> frees = i == 0 ? std::vector<uint64_t>{} : std::vector<uint64_t>{last};
+    const uint64_t first_result_id = 100 + i;
+    const std::vector<uint64_t> freed_ids = i == 0 ? std::vector<uint64_t>{} : std::vector<uint64_t>{last};
     const int64_t more = static_cast<int64_t>(4096 * i);
-    ASSERT_EQ(run(1, {2, (24 << 20) + more}, {1}, base, frees), nullptr) << i;
-    EXPECT_EQ(read(base, 2), (Floats{2, 4})) << i;
+    ASSERT_EQ(run(1, {2, (24 << 20) + more}, {1}, first_result_id, freed_ids), nullptr) << i;
+    EXPECT_EQ(read(first_result_id, 2), (Floats{2, 4})) << i;
     EXPECT_FALSE(exists(last));
-    last = base;
+    last = first_result_id;
   }
-  EXPECT_EQ(device.memory().stats().failures, 0u);
+  EXPECT_EQ(device.memory().stats().num_ooms, 0u);
   // An input that the same run frees exists until the run is done.
   ASSERT_EQ(run(1, {2, 8}, {1}, 200, {last}), nullptr);
   upload(2, std::vector<float>(6 << 20, 3));
@@ -425,7 +426,7 @@ TEST_F(SessionTest, DamagedProgramsDoNotCrash) {
     remote::encode_params(std::vector<int64_t>{3, 12}, last_params, params);
     remote::encode_bindings(std::vector<uint64_t>{1, 2}, 100, last_bindings, bindings);
     FailurePtr failure;
-    (void)session->run({1, 100, params, bindings, {}, 1}, &words, &failure);
+    (void)session->run({1, 100, params, bindings, {}, 1}, &result_words, &failure);
     if (!exists(1)) upload(1, {1, 2, 3});
     if (!exists(2)) upload(2, {10, 20, 30});
   }

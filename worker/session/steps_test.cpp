@@ -71,7 +71,7 @@ class PartRunner final : public Runner {
    public:
     PartProgram(PartRunner& runner, std::unique_ptr<RunnerProgram> inner, const ir::Graph& graph)
         : runner_(runner), inner_(std::move(inner)), graph_(graph) {}
-    bool creates_buffer(uint32_t buffer) const override { return inner_->creates_buffer(buffer); }
+    bool allocates_buffer(uint32_t buffer) const override { return inner_->allocates_buffer(buffer); }
     bool takes(uint32_t, uint32_t, std::span<const int64_t> values) override {
       if (runner_.ways.empty()) return values[0] <= runner_.takes_up_to;
       ++runner_.asked;
@@ -100,7 +100,7 @@ class PartRunner final : public Runner {
       if (runner_.repeats && (run.last - run.first > 1 || runner_.repeats_nodes)) {
         if (runner_.repeats_nodes) runner_.nodes_up_to = 0;
         error->node = run.first;
-        error->repeat = 1;
+        error->retry_as_nodes = 1;
         return false;
       }
       return inner_->run(run, error);
@@ -121,7 +121,7 @@ constexpr const char* kProgram = R"(graph(s0, s1) {
   b0: input survives
   b1: input survives
   b2: fresh(s1) survives
-  b3: fresh(s1) in_group
+  b3: fresh(s1) group_local
   b4: fresh(s1) survives
   b5: fresh(s1) survives
   %0: f32[s0]{1} @b0
@@ -159,16 +159,16 @@ class StepsTest : public ::testing::Test {
     session->load_program(number, std::as_bytes(std::span(program)), tune);
   }
   FailurePtr run(uint32_t number, const std::vector<int64_t>& params, const std::vector<uint64_t>& inputs,
-                 uint64_t base) {
-    std::vector<uint8_t> encoded_params, encoded_bindings, frees;
+                 uint64_t first_result_id) {
+    std::vector<uint8_t> encoded_params, encoded_bindings, freed_ids;
     remote::encode_params(params, params_[number], encoded_params);
-    remote::encode_bindings(inputs, base, bindings_[number], encoded_bindings);
+    remote::encode_bindings(inputs, first_result_id, bindings_[number], encoded_bindings);
     std::vector<uint64_t> none;
-    remote::encode_frees(none, frees);
+    remote::encode_freed_ids(none, freed_ids);
     FailurePtr failure;
-    std::vector<int64_t> words;
-    const Status status =
-        session->run({number, base, encoded_params, encoded_bindings, frees, ++sequence_}, &words, &failure);
+    std::vector<int64_t> result_words;
+    const Status status = session->run(
+        {number, first_result_id, encoded_params, encoded_bindings, freed_ids, ++sequence_}, &result_words, &failure);
     EXPECT_TRUE(status.ok()) << status.message();
     return failure;
   }
@@ -225,7 +225,8 @@ TEST_F(StepsTest, AGroupIsSwappedInBetweenTwoRuns) {
   EXPECT_EQ(run(1, {2, 8}, {1, 2}, 300), nullptr);
   EXPECT_EQ(part->ran, (std::vector<Ran>{{1, 3, 0}, {1, 3, 1}, {1, 3, 1}}));
   EXPECT_EQ(part->loads, 2);
-  for (const uint64_t base : {100, 200}) EXPECT_EQ(read(base + 2, 3), (Floats{111, 882, 2973})) << base;
+  for (const uint64_t first_result_id : {100, 200})
+    EXPECT_EQ(read(first_result_id + 2, 3), (Floats{111, 882, 2973})) << first_result_id;
   EXPECT_EQ(read(302, 2), (Floats{111, 882}));
 }
 
@@ -242,7 +243,8 @@ TEST_F(StepsTest, AGroupIsDoneAsOneWhereTheSizesAllowIt) {
   EXPECT_EQ(run(1, {3, 12}, {1, 2}, 300), nullptr);
   EXPECT_EQ(part->ran, (std::vector<Ran>{{1, 3, 0}, {1, 3, 1}, {1, 3, 0}}));
   EXPECT_EQ(part->loads, 1);
-  for (const uint64_t base : {100, 300}) EXPECT_EQ(read(base + 2, 3), (Floats{111, 882, 2973})) << base;
+  for (const uint64_t first_result_id : {100, 300})
+    EXPECT_EQ(read(first_result_id + 2, 3), (Floats{111, 882, 2973})) << first_result_id;
   EXPECT_EQ(read(202, 2), (Floats{111, 882}));
 }
 
@@ -256,18 +258,21 @@ TEST_F(StepsTest, GroupsOfTunedProgramsMayChangeFromRunToRun) {
   EXPECT_TRUE(part->tunes);
   upload(1, {1, 2, 3});
   upload(2, {10, 20, 30});
-  for (uint64_t base = 100; base < 900; base += 100) EXPECT_EQ(run(1, {3, 12}, {1, 2}, base), nullptr);
+  for (uint64_t first_result_id = 100; first_result_id < 900; first_result_id += 100)
+    EXPECT_EQ(run(1, {3, 12}, {1, 2}, first_result_id), nullptr);
   const Ran whole{1, 3, 1}, alone{1, 3, 0};
   EXPECT_EQ(part->ran, (std::vector<Ran>{whole, alone, alone, whole, alone, alone, alone, alone}));
   EXPECT_EQ(part->asked, 5u);
   EXPECT_EQ(part->took, (std::vector<uint32_t>{1, 1}));  // In the runs that counted.
-  for (uint64_t base = 100; base < 900; base += 100) EXPECT_EQ(read(base + 2, 3), (Floats{111, 882, 2973})) << base;
+  for (uint64_t first_result_id = 100; first_result_id < 900; first_result_id += 100)
+    EXPECT_EQ(read(first_result_id + 2, 3), (Floats{111, 882, 2973})) << first_result_id;
   // Programs that are not tuned ask once.
   part->asked = 0;
   part->took.clear();
   load(2, kProgram);
   EXPECT_FALSE(part->tunes);
-  for (uint64_t base = 1000; base < 1300; base += 100) EXPECT_EQ(run(2, {3, 12}, {1, 2}, base), nullptr);
+  for (uint64_t first_result_id = 1000; first_result_id < 1300; first_result_id += 100)
+    EXPECT_EQ(run(2, {3, 12}, {1, 2}, first_result_id), nullptr);
   EXPECT_EQ(part->asked, 1u);
   EXPECT_TRUE(part->took.empty());
 }
@@ -291,7 +296,8 @@ TEST_F(StepsTest, NodesThatAreTimedAreCutFromTheirNeighbours) {
 })",
        /*tune=*/true);
   upload(1, {1, 2, 3});
-  for (uint64_t base = 100; base < 500; base += 100) EXPECT_EQ(run(1, {3, 12}, {1}, base), nullptr);
+  for (uint64_t first_result_id = 100; first_result_id < 500; first_result_id += 100)
+    EXPECT_EQ(run(1, {3, 12}, {1}, first_result_id), nullptr);
   const Ran before{0, 1, 0}, timed{1, 2, 0}, after{2, 3, 0};
   EXPECT_EQ(part->ran,
             (std::vector<Ran>{before, timed, after, before, timed, after, before, timed, after, before, timed, after}));
@@ -402,7 +408,8 @@ TEST_F(StepsTest, ANodeThatIsDeclinedGoesToTheNextRunner) {
   EXPECT_EQ(part->ran, (std::vector<Ran>{{1, 3, 0}}));
   EXPECT_EQ(run(1, {3, 12}, {1, 2}, 300), nullptr);
   EXPECT_EQ(part->ran, (std::vector<Ran>{{1, 3, 0}}));
-  for (const uint64_t base : {100, 300}) EXPECT_EQ(read(base + 2, 3), (Floats{111, 882, 2973})) << base;
+  for (const uint64_t first_result_id : {100, 300})
+    EXPECT_EQ(read(first_result_id + 2, 3), (Floats{111, 882, 2973})) << first_result_id;
   EXPECT_EQ(read(202, 2), (Floats{111, 882}));
 }
 
@@ -412,7 +419,8 @@ TEST_F(StepsTest, RunnersAreAskedAboutNodesOnce) {
   load(1, kProgram);
   upload(1, {1, 2, 3});
   upload(2, {10, 20, 30});
-  for (uint64_t base = 100; base < 400; base += 100) EXPECT_EQ(run(1, {3, 12}, {1, 2}, base), nullptr);
+  for (uint64_t first_result_id = 100; first_result_id < 400; first_result_id += 100)
+    EXPECT_EQ(run(1, {3, 12}, {1, 2}, first_result_id), nullptr);
   EXPECT_EQ(part->asked_of_nodes, 2);
   EXPECT_EQ(run(1, {2, 8}, {1, 2}, 400), nullptr);
   EXPECT_EQ(part->asked_of_nodes, 4);
@@ -531,7 +539,7 @@ TEST_F(StepsTest, WhatNobodyDoesIsNamed) {
   upload(2, {10, 20, 30});
   const FailurePtr failure = run(1, {3, 12}, {1, 2}, 100);
   ASSERT_NE(failure, nullptr);
-  EXPECT_EQ(failure->status.kind(), "NotImplementedError");
+  EXPECT_EQ(failure->status.exception_type(), "NotImplementedError");
   EXPECT_NE(failure->status.message().find("'aten::add.Tensor'"), std::string::npos) << failure->status.message();
   EXPECT_NE(failure->status.message().find("part"), std::string::npos) << failure->status.message();
   part->groups = true;

@@ -23,12 +23,12 @@ namespace torch_remote::worker {
 struct DeviceOptions {
   const tr_runner_api* runner = nullptr;  // The ATen plugin; null: it is not loaded.
   std::string codegen;                    // Path of the library that compiles kernels; empty: no kernels are compiled.
-  std::string plugin;         // Path of the plugin, for a target that opens it on demand; empty: it does not.
-  int threads = 0;            // Threads of the runner; 0: its default.
-  bool inproc = false;        // The process is the client's own.
-  bool trusted = false;       // The client started this process, or is in it: its uploads are used in place.
-  uint64_t memory_limit = 0;  // Bytes; 0: what the machine or the control group has.
-  bool repeatable = false;    // Results must not depend on timing; a client asks for this.
+  std::string plugin;          // Path of the plugin, for a target that opens it on demand; empty: it does not.
+  int threads = 0;             // Threads of the runner; 0: its default.
+  bool inproc = false;         // The process is the client's own.
+  bool trusted = false;        // The client started this process, or is in it: its uploads are used in place.
+  uint64_t memory_limit = 0;   // Bytes; 0: what the machine or the control group has.
+  bool deterministic = false;  // Results must not depend on timing; a client asks for this.
 };
 
 // The device of a session, and the runners that execute nodes there, in order.
@@ -38,13 +38,13 @@ struct OpenDevice {
   Runners runners;
   // The capabilities of runners that execute groups. Without targets, no runner does.
   std::vector<std::string> targets;
-  uint32_t group_kinds = 0;
-  uint64_t dtypes = 0;
+  uint32_t group_kind_mask = 0;
+  uint64_t dtype_mask = 0;
 };
 
 // `client_activity` must outlive what is opened.
 using DeviceOpener = std::function<Status(remote::Transport& transport, const DeviceOptions& options,
-                                          std::function<tr_client()> client_activity, OpenDevice* opened)>;
+                                          std::function<tr_client_activity()> client_activity, OpenDevice* opened)>;
 
 // Reports what a target finds on this machine, and how to install what is missing.
 struct Probed {

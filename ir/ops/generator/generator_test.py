@@ -103,13 +103,15 @@ def test_an_expression_becomes_nodes_each_once(tmp_path):
 
 def test_facts_hold_for_the_overloads_that_they_are_about(tmp_path):
     ops = table(
-        tmp_path, '[op]\nfill = { may_overlap = ["fill_.Scalar"], rules = { "fill.Scalar" = "like" }, doc = "." }'
+        tmp_path,
+        '[op]\nfill = { skips_overlap_check = ["fill_.Scalar"], shape_functions = { "fill.Scalar" = "like" },'
+        ' doc = "." }',
     )
-    assert [name for name, op in ops.items() if "MayOverlap" in op.facts] == ["fill_.Scalar"]
-    assert [name for name, op in ops.items() if op.rule != "none"] == ["fill.Scalar"]
-    ops = table(tmp_path, '[op]\nnan_to_num = { keeps = "integers", layout_of = "self", doc = "." }')
-    assert [name for name, op in ops.items() if "KeepsIntegers" in op.facts] == ["nan_to_num_"]
-    assert {name: op.layout_of for name, op in ops.items()} == {
+    assert [name for name, op in ops.items() if "SkipsOverlapCheck" in op.facts] == ["fill_.Scalar"]
+    assert [name for name, op in ops.items() if op.shape_function != "none"] == ["fill.Scalar"]
+    ops = table(tmp_path, '[op]\nnan_to_num = { noop_for = "integers", memory_format_from = "self", doc = "." }')
+    assert [name for name, op in ops.items() if "NoopForIntegers" in op.facts] == ["nan_to_num_"]
+    assert {name: op.memory_format_from for name, op in ops.items()} == {
         "nan_to_num": 0,
         "nan_to_num_": -1,
         "nan_to_num.out": -1,
@@ -117,10 +119,14 @@ def test_facts_hold_for_the_overloads_that_they_are_about(tmp_path):
 
 
 def test_wrong_facts_are_refused(tmp_path):
-    assert "may_overlap names the op 'fill_'" in error(tmp_path, '[op]\nfill = { may_overlap = ["fill_"], doc = "." }')
-    assert "rule = 'fast' is unknown" in error(tmp_path, '[op]\nneg = { rule = "fast", doc = "." }')
-    assert "keeps = 'all' is unknown" in error(tmp_path, '[op]\nneg = { keeps = "all", doc = "." }')
-    assert "layout_of names 'weight'" in error(tmp_path, '[op]\nneg = { layout_of = "weight", doc = "." }')
+    assert "skips_overlap_check names the op 'fill_'" in error(
+        tmp_path, '[op]\nfill = { skips_overlap_check = ["fill_"], doc = "." }'
+    )
+    assert "shape_function = 'fast' is unknown" in error(tmp_path, '[op]\nneg = { shape_function = "fast", doc = "." }')
+    assert "noop_for = 'all' is unknown" in error(tmp_path, '[op]\nneg = { noop_for = "all", doc = "." }')
+    assert "memory_format_from names 'weight'" in error(
+        tmp_path, '[op]\nneg = { memory_format_from = "weight", doc = "." }'
+    )
 
 
 def test_hidden_writes_make_an_op_impure(tmp_path):
@@ -147,8 +153,8 @@ def test_expressions_by_overload(tmp_path):
         ('view = { doc = "." }', "is a view: views are metadata"),
         ('matmul = { doc = "." }', "is CompositeImplicit"),
         ('add = { family = "pointy", doc = "." }', "family = 'pointy' is unknown; use one of attention, composite"),
-        ('add = { shape = "round", doc = "." }', "shape = 'round' is unknown; use one of addmm"),
-        ('add = { shape = "in_place", doc = "." }', "shape = 'in_place' is unknown"),
+        ('add = { shape_rule = "round", doc = "." }', "shape_rule = 'round' is unknown; use one of addmm"),
+        ('add = { shape_rule = "in_place", doc = "." }', "shape_rule = 'in_place' is unknown"),
         ('add = { docs = ".", doc = "." }', "key 'docs' is unknown"),
         (
             'add = { structural = ["beta"], doc = "." }',
@@ -209,10 +215,10 @@ def test_every_name_of_the_conventions_is_used():
         (arg.name, role)
         for op in load_table(TABLES, OVERLOADS, VOCABULARY)
         for arg, role in zip(op.args, op.roles, strict=True)
-        if arg.kind not in ("Bool", "OptionalBool") or role == "ignored"
+        if arg.kind not in ("Bool", "OptionalBool") or role == "client_only"
     }
     assert {name for name in VOCABULARY.structural_names if (name, "structural") not in args} == set()
-    assert {name for name in VOCABULARY.ignored_names if (name, "ignored") not in args} == set()
+    assert {name for name in VOCABULARY.client_only_names if (name, "client_only") not in args} == set()
 
 
 def test_lists_beside_the_table_are_checked(tmp_path):
@@ -234,31 +240,31 @@ def test_lists_beside_the_table_are_checked(tmp_path):
     def graph(row: str) -> str:
         return f"[own_kernels]\n[kernels]\n[graph]\n{row}\n"
 
-    assert '{"aten::clone", true, ComposedAs::kFill' in composed(Path("ir/ops/composed.toml"))
-    assert "'emty' is not in native_functions" in wrong(composed, graph('emty = { as = "empty" }'))
-    assert "as = 'nil' is unknown" in wrong(composed, graph('empty_like = { as = "nil" }'))
-    assert "by = 'fill' is not in the op table" in wrong(composed, graph('ones = { as = "fill", by = "fill" }'))
-    assert "with names 'valve'" in wrong(
-        composed, graph('full = { as = "fill", by = "fill_.Scalar", with = ["valve"] }')
+    assert '{"aten::clone", true, ComposedKind::kFill' in composed(Path("ir/ops/composed.toml"))
+    assert "'emty' is not in native_functions" in wrong(composed, graph('emty = { kind = "empty" }'))
+    assert "kind = 'nil' is unknown" in wrong(composed, graph('empty_like = { kind = "nil" }'))
+    assert "op = 'fill' is not in the op table" in wrong(composed, graph('ones = { kind = "fill", op = "fill" }'))
+    assert "arguments names 'valve'" in wrong(
+        composed, graph('full = { kind = "fill", op = "fill_.Scalar", arguments = ["valve"] }')
     )
     assert "twice" in wrong(composed, '[own_kernels]\na = ["view"]\nb = ["view"]\n[kernels]\n[graph]\n')
     assert '{"aten::bmm", "bmm", kBool | kComplexHalf},' in dtypes(Path("ir/ops/kernel_dtypes.toml"))
     assert '{"aten::mode", "mode_cpu", kComplex, true},' in dtypes(Path("ir/ops/kernel_dtypes.toml"))
-    row = '[refuses]\nbmm = [{ kernel = "bmm", dtypes = ["bits"] }]'
+    row = '[unsupported]\nbmm = [{ kernel = "bmm", dtypes = ["bits"] }]'
     assert "dtypes ['bits'] are unknown" in wrong(dtypes, row)
     assert "'bmmm' is not in native_functions" in wrong(dtypes, row.replace("bmm =", "bmmm ="))
 
 
 def test_call_checks_are_of_known_ops(tmp_path):
-    def wrong(always: str, unless_ruled: str = "") -> str:
+    def wrong(always: str, without_shape_function: str = "") -> str:
         path = tmp_path / "list.toml"
-        path.write_text(f"[always]\n{always}\n[unless_ruled]\n{unless_ruled}\n")
+        path.write_text(f"[always]\n{always}\n[without_shape_function]\n{without_shape_function}\n")
         with pytest.raises(TableError) as caught:
             op_lists.call_checks(path, OVERLOADS)
         return str(caught.value)
 
     header = op_lists.call_checks(Path("ir/ops/call_checks.toml"), OVERLOADS)
-    assert '{"mm", CheckWhen::kUnlessRuled, checks::mm},' in header
+    assert '{"mm", CheckWhen::kWithoutShapeFunction, checks::mm},' in header
     assert '{"put", CheckWhen::kAlways, checks::put},' in header  # covers put_, too
     assert header.count("void cumulative(") == 1
     assert header.count("checks::foreach}") > 40
@@ -294,14 +300,16 @@ def test_relations_are_of_known_ops_and_arguments(tmp_path):
     code = made(relation("native_layer_norm_backward", "numel(weight) == product(normalized_shape)"))
     assert "need(!relations::defined(a[5]) || ((relations::numel(a[5]) == relations::product(a[2]))), op," in code
     assert code.count("relate_0, false}") == 2  # the op, and its out overload
-    code = made(relation("_logcumsumexp", "typed(result, self)"))
-    assert "r == nullptr || (relations::typed(r[0], a[0]))" in code and "(relations::typed(a[2], a[0]))" in code
+    code = made(relation("_logcumsumexp", "same_dtype(result, self)"))
+    assert (
+        "r == nullptr || (relations::same_dtype(r[0], a[0]))" in code and "(relations::same_dtype(a[2], a[0]))" in code
+    )
     assert "relate_0, true}" in made(relation("nll_loss_backward", "labels(target, size(self, -1), ignore_index)"))
     assert "'_cummax_help' is not in native_functions" in wrong(relation("_cummax_help", "same(self, values)"))
     assert "'same(self, value)' fits no overload" in wrong(relation("_cummax_helper", "same(self, value)"))
     assert "cannot read 'same(self)'" in wrong(relation("_cummax_helper", "same(self)"))
-    assert "aten::relu is in the op table" in wrong(relation("lcm", "above_least(self)"), "aten::relu\n")
-    assert "must be sorted" in wrong(relation("lcm", "above_least(self)"), "aten::b\naten::a\n")
+    assert "aten::relu is in the op table" in wrong(relation("lcm", "not_lowest(self)"), "aten::relu\n")
+    assert "must be sorted" in wrong(relation("lcm", "not_lowest(self)"), "aten::b\naten::a\n")
 
 
 def test_expansions_are_of_known_ops_and_kinds(tmp_path):

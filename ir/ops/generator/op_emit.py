@@ -22,11 +22,11 @@ def as_data(op: Op) -> dict:
         "name": op.name,
         "schema": op.overload.schema,
         "family": op.family,
-        "shape": op.shape,
-        "rule": op.rule,
+        "shape_rule": op.shape_rule,
+        "shape_function": op.shape_function,
         "flags": op.flags,
         "facts": op.facts,
-        "layout_of": op.layout_of,
+        "memory_format_from": op.memory_format_from,
         "single": full_name(op.single) if op.single else "",
         "functional": full_name(op.functional),
         "args": [
@@ -121,9 +121,9 @@ def source(ops: list[Op]) -> str:
         facts = " | ".join(f"kFact{fact}" for fact in op.facts) or "0"
         single = opcode_of[op.single] if op.single else "kInvalidOpcode"
         rows.append(
-            f"    {{{_string(op.name)}, Family::k{camel(op.family)}, ShapeRule::k{camel(op.shape)},"
-            f" ShapeFunction::k{camel(op.rule)}, {flags}, {facts}, {opcode}, {opcode_of[op.functional]}, {single},"
-            f" {op.layout_of},\n     args({first_arg}, {len(op.args)}),"
+            f"    {{{_string(op.name)}, Family::k{camel(op.family)}, ShapeRule::k{camel(op.shape_rule)},"
+            f" ShapeFunction::k{camel(op.shape_function)}, {flags}, {facts}, {opcode},"
+            f" {opcode_of[op.functional]}, {single}, {op.memory_format_from},\n     args({first_arg}, {len(op.args)}),"
             f" results({first_result}, {len(op.overload.results)}), {_string(op.expression)},"
             f" tree({first_node}, {node_count}),\n     {_string(op.doc)}}},"
         )

@@ -14,15 +14,15 @@ import op_columns
 from op_schemas import Arg, Overload, full_name, own_overload
 from torchgen.model import SchemaKind
 
-_FILE_KEYS = {"title", "family", "shape", "op"}
+_FILE_KEYS = {"title", "family", "shape_rule", "op"}
 _ENTRY_KEYS = {
-    "overloads", "family", "shape", "rule", "rules", "structural", "values", "writes", "overwrites", "expression",
-    "expressions", "commutative", "dynamic", "random", "in_place_only", "numbers", "host_indices", "wraps_number",
-    "may_overlap", "resizes_self", "keeps", "meta_needs_elements", "of_cpu_alone", "layout_of", "into_first", "schema",
-    "cuda", "aten", "aten_if", "fails_midway", "computes_in",
-    "index_error", "data_error", "doc",
+    "overloads", "family", "shape_rule", "shape_function", "shape_functions", "structural", "values", "writes",
+    "overwrites", "expression", "expressions", "commutative", "dynamic", "random", "in_place_only",
+    "accepts_cpu_scalars", "accepts_cpu_indices", "wraps_number", "skips_overlap_check", "resizes_self", "noop_for",
+    "meta_wrong_if_empty", "cpu_only", "memory_format_from", "may_reuse_first", "schema", "cuda", "aten", "aten_if",
+    "fails_midway", "computes_in", "index_error", "data_error", "doc",
 }  # fmt: skip
-_KEEPS = {"integers": "KeepsIntegers", "reals": "KeepsReals"}
+_NOOP_FACTS = {"integers": "NoopForIntegers", "reals": "NoopForReals"}
 _NUMBERS = {
     "Int", "OptionalInt", "IntList", "OptionalIntList", "Float", "OptionalFloat", "FloatList", "OptionalFloatList",
     "Bool", "OptionalBool", "BoolList", "Scalar", "OptionalScalar",
@@ -52,7 +52,7 @@ class Vocabulary:
     shape_functions: frozenset[str]
     scalar_ops: frozenset[str]
     structural_names: frozenset[str]  # arguments that are structural in every op
-    ignored_names: frozenset[str]
+    client_only_names: frozenset[str]
     functions: dict[str, int]  # functions of the expression notation: name to arity
 
 
@@ -74,15 +74,15 @@ class Op:
     file: str
     title: str
     family: str
-    shape: str
-    rule: str  # an ir::ShapeFunction in snake_case
+    shape_rule: str
+    shape_function: str  # an ir::ShapeFunction in snake_case
     args: list[Arg]  # the schema's arguments, and a generator if the op draws random numbers without one
     roles: list[str]  # one for each argument, an ir::ArgRole in snake_case without its k
     writes: list[bool]
     overwrites: list[bool]
     flags: list[str]  # OpFlags without their kOp
     facts: list[str]  # OpFacts without their kFact
-    layout_of: int
+    memory_format_from: int
     expression: str
     tree: list[ScalarNode]
     cuda: tuple[str, str]  # plans of CUDA kernels for real and complex dtypes; "" if there is none
@@ -132,7 +132,7 @@ def read_vocabulary(header_path: str, conventions_path: str) -> Vocabulary:
         shape_functions=enum_names(header, "ShapeFunction"),
         scalar_ops=scalar_ops,
         structural_names=frozenset(conventions["roles"]["structural"]),
-        ignored_names=frozenset(conventions["roles"]["ignored"]),
+        client_only_names=frozenset(conventions["roles"]["client_only"]),
         functions={name: value["arity"] for name, value in conventions["functions"].items()},
     )
 
@@ -159,12 +159,18 @@ class _Entry:
         self.functions: dict[str, dict[str, str]] = {"aten": {}, "aten_if": {}}  # by column, then by overload
         self._check_one_of("", set(data), _ENTRY_KEYS)
         self.family = data.get("family", file_keys.get("family"))
-        self.shape = data.get("shape", file_keys.get("shape", "none"))
+        self.shape_rule = data.get("shape_rule", file_keys.get("shape_rule", "none"))
         self._check_one_of("family", {self.family}, vocabulary.families - {"opaque"})
-        self._check_one_of("shape", {self.shape}, vocabulary.shape_rules - {"in_place"})
-        self.rule = data.get("rule", self.shape if self.shape in vocabulary.shape_functions else "none")
-        self._check_one_of("rule", {self.rule, *data.get("rules", {}).values()}, vocabulary.shape_functions)
-        self._check_one_of("keeps", {data["keeps"]} if "keeps" in data else (), _KEEPS)
+        self._check_one_of("shape_rule", {self.shape_rule}, vocabulary.shape_rules - {"in_place"})
+        self.shape_function = data.get(
+            "shape_function", self.shape_rule if self.shape_rule in vocabulary.shape_functions else "none"
+        )
+        self._check_one_of(
+            "shape_function",
+            {self.shape_function, *data.get("shape_functions", {}).values()},
+            vocabulary.shape_functions,
+        )
+        self._check_one_of("noop_for", {data["noop_for"]} if "noop_for" in data else (), _NOOP_FACTS)
         if not data.get("doc"):
             self.fail('has no doc line; add doc = "..."')
 
@@ -246,12 +252,12 @@ class _Entry:
                 if not any(o.arg(name) for o in chosen):
                     known = sorted({a.name for o in chosen for a in o.args})
                     self.fail(f"{key} names {name!r}, which no overload has; there are {', '.join(known)}")
-        for key in ("rules", "may_overlap"):
+        for key in ("shape_functions", "skips_overlap_check"):
             for name in self.data.get(key, []):
                 if all(o.name != name for o in chosen):
                     self.fail(f"{key} names the op {name!r}; it captures {', '.join(sorted(o.name for o in chosen))}")
-        if "layout_of" in self.data and all(o.arg(self.data["layout_of"]) is None for o in chosen):
-            self.fail(f"layout_of names {self.data['layout_of']!r}, which no overload has")
+        if "memory_format_from" in self.data and all(o.arg(self.data["memory_format_from"]) is None for o in chosen):
+            self.fail(f"memory_format_from names {self.data['memory_format_from']!r}, which no overload has")
         known = [self._overload_suffix(o) for o in chosen]
         for suffix in self.data.get("expressions", {}):
             if suffix not in known:
@@ -277,42 +283,45 @@ class _Entry:
             self._check_expression(text, overload)
         return text
 
-    def _facts(self, overload: Overload, shape: str) -> list[str]:
+    def _facts(self, overload: Overload, shape_rule: str) -> list[str]:
         """The facts about an op that the recorder needs: ir::OpFacts without their kFact."""
         data = self.data
         in_place = overload.kind is SchemaKind.inplace
         facts = []
-        if data.get("numbers", self.family in ("pointwise", "multi_tensor") or data.get("host_indices", False)):
+        if data.get(
+            "accepts_cpu_scalars",
+            self.family in ("pointwise", "multi_tensor") or data.get("accepts_cpu_indices", False),
+        ):
             facts.append("AcceptsCpuScalars")
-        if data.get("host_indices"):
-            facts.append("TakesHostIndices")
+        if data.get("accepts_cpu_indices"):
+            facts.append("AcceptsCpuIndices")
         scalar = "Scalar" in overload.name or "_scalar" in overload.name
-        if shape in ("pointwise", "comparison") and scalar and data.get("wraps_number", True):
+        if shape_rule in ("pointwise", "comparison") and scalar and data.get("wraps_number", True):
             facts.append("WrapsNumber")
-        if overload.name in data.get("may_overlap", []):
-            facts.append("MayOverlap")
+        if overload.name in data.get("skips_overlap_check", []):
+            facts.append("SkipsOverlapCheck")
         if data.get("resizes_self") and in_place:
             facts.append("ResizesSelf")
         if overload.base.startswith("_foreach_"):
             facts.append("PerTensor")
-        if "keeps" in data and in_place:
-            facts.append(_KEEPS[data["keeps"]])
-        if data.get("meta_needs_elements") and overload.kind is not SchemaKind.out:
-            facts.append("MetaNeedsElements")
-        if data.get("of_cpu_alone"):
+        if "noop_for" in data and in_place:
+            facts.append(_NOOP_FACTS[data["noop_for"]])
+        if data.get("meta_wrong_if_empty") and overload.kind is not SchemaKind.out:
+            facts.append("MetaWrongIfEmpty")
+        if data.get("cpu_only"):
             facts.append("CpuOnly")
         return facts
 
-    def _rule(self, overload: Overload) -> str:
+    def _shape_function(self, overload: Overload) -> str:
         """The shape function. In-place and out overloads have none: their functional sibling's is used."""
         if overload.kind in (SchemaKind.inplace, SchemaKind.out):
             return "none"
-        return self.data.get("rules", {}).get(overload.name, self.rule)
+        return self.data.get("shape_functions", {}).get(overload.name, self.shape_function)
 
-    def _layout_of(self, overload: Overload) -> int:
+    def _memory_format_from(self, overload: Overload) -> int:
         if overload.kind in (SchemaKind.inplace, SchemaKind.out):
             return -1
-        return next((i for i, a in enumerate(overload.args) if a.name == self.data.get("layout_of")), -1)
+        return next((i for i, a in enumerate(overload.args) if a.name == self.data.get("memory_format_from")), -1)
 
     def _tree(self, text: str, overload: Overload) -> list[ScalarNode]:
         """The expression as nodes: operands come before their users, and equal nodes appear once."""
@@ -357,7 +366,7 @@ class _Entry:
             hidden = hidden or not arg.writes
             writes[i] = True
         new_results = any(r.alias < 0 for r in overload.results)
-        shape = self.shape if new_results else "in_place"
+        shape_rule = self.shape_rule if new_results else "in_place"
         expression = self._expression(overload)
         return Op(
             overload=overload,
@@ -365,15 +374,15 @@ class _Entry:
             file=self.file,
             title=self.title,
             family=self.family,
-            shape=shape,
-            rule=self._rule(overload),
+            shape_rule=shape_rule,
+            shape_function=self._shape_function(overload),
             args=args,
             roles=[self._role(arg.name, arg.kind, arg.default) for arg in args],
             writes=writes,
             overwrites=self._overwrites(overload, args),
             flags=self._flags(overload, args, writes, hidden),
-            facts=self._facts(overload, shape),
-            layout_of=self._layout_of(overload),
+            facts=self._facts(overload, shape_rule),
+            memory_format_from=self._memory_format_from(overload),
             expression=expression,
             tree=self._tree(expression, overload),
             cuda=self._column("cuda", op_columns.cuda_plans, ("", "")),
@@ -431,8 +440,8 @@ class _Entry:
             kinds = [a.kind for a in overload.args[:2]]
             if kinds == ["Tensor", "Tensor"]:
                 flags.append("Commutative")
-        if self.data.get("into_first"):
-            flags.append("ReusesFirst")
+        if self.data.get("may_reuse_first"):
+            flags.append("MayReuseFirst")
         return flags
 
     def _role(self, name: str, kind: str, default: str | None) -> str:
@@ -441,11 +450,13 @@ class _Entry:
         if kind == "Generator":
             return "random"
         if kind in ("Layout", "Device"):
-            return "ignored"
-        if name in self.vocabulary.ignored_names:
+            return "client_only"
+        if name in self.vocabulary.client_only_names:
             if default is None:
-                self.fail(f"argument {name!r} is ignored everywhere but has no default here; adapt conventions.toml")
-            return "ignored"
+                self.fail(
+                    f"argument {name!r} is client-only everywhere but has no default here; adapt conventions.toml"
+                )
+            return "client_only"
         if name in self.data.get("structural", []):
             if kind == "ScalarList":
                 self.fail(f"structural names {name!r}, a list of scalars: these can be values only")
@@ -526,7 +537,7 @@ def load_table(paths: list[str], overloads: dict[str, Overload], vocabulary: Voc
         unknown = set(data) - _FILE_KEYS
         if unknown or "title" not in data or "family" not in data:
             raise TableError(
-                f"ir/ops/{os.path.basename(path)}: a file has title, family, shape (optional) and [op.NAME] tables"
+                f"ir/ops/{os.path.basename(path)}: a file has title, family, shape_rule (optional) and [op.NAME] tables"
                 + (f"; unknown: {', '.join(sorted(unknown))}" if unknown else "")
             )
         for name, entry_data in data.get("op", {}).items():

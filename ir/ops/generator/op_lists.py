@@ -41,7 +41,7 @@ def composed(path: Path, header_path: str, ops: list[Op], overloads: dict[str, O
     where = f"ir/ops/{path.name}"
     data = _table(path, {"own_kernels", "graph", "kernels"})
     header = (Path(header_path).parent / "composed_ops.h").read_text(encoding="utf-8")
-    body = re.search(r"enum class ComposedAs : uint8_t {(.*?)};", header, re.DOTALL).group(1)
+    body = re.search(r"enum class ComposedKind : uint8_t {(.*?)};", header, re.DOTALL).group(1)
     kinds = set(re.findall(r"k([A-Z]\w*)", re.sub(r"//.*", "", body)))
     opcodes = {op.overload.name: i for i, op in enumerate(ops)}
     own = [name for names in data["own_kernels"].values() for name in names]
@@ -51,25 +51,27 @@ def composed(path: Path, header_path: str, ops: list[Op], overloads: dict[str, O
     rows = []
     for name in sorted({*own, *data["graph"]}, key=full_name):
         overload = _known(where, name, overloads)
-        row = data["graph"].get(name, {"as": "nothing"})
-        if camel(row["as"]) not in kinds:
-            raise TableError(f"{where}: {name}: as = {row['as']!r} is unknown; there are {', '.join(sorted(kinds))}")
-        if "by" in row and row["by"] not in opcodes:
-            raise TableError(f"{where}: {name}: by = {row['by']!r} is not in the op table")
+        row = data["graph"].get(name, {"kind": "nothing"})
+        if camel(row["kind"]) not in kinds:
+            raise TableError(
+                f"{where}: {name}: kind = {row['kind']!r} is unknown; there are {', '.join(sorted(kinds))}"
+            )
+        if "op" in row and row["op"] not in opcodes:
+            raise TableError(f"{where}: {name}: op = {row['op']!r} is not in the op table")
         first = len(fills)
-        for value in row.get("with", []):
+        for value in row.get("arguments", []):
             if not isinstance(value, str):
                 fills.append(f'    {{"", ArgKind::k{_CONSTANTS[type(value)]}, {float(value)!r}}},')
                 continue
             if overload is not None and overload.arg(value) is None:
-                raise TableError(f"{where}: {name}: with names {value!r}, which the op does not have")
+                raise TableError(f"{where}: {name}: arguments names {value!r}, which the op does not have")
             fills.append(f"    {{{json.dumps(value)}, ArgKind::kUnsupported, 0}},")
         if (zero := row.get("zero", "")) and overload is not None and overload.arg(zero) is None:
             raise TableError(f"{where}: {name}: zero names {zero!r}, which the op does not have")
-        by = opcodes[row["by"]] if "by" in row else "kInvalidOpcode"
+        op = opcodes[row["op"]] if "op" in row else "kInvalidOpcode"
         rows.append(
-            f"    {{{json.dumps(full_name(name))}, {str(name in own).lower()}, ComposedAs::k{camel(row['as'])}, {by},"
-            f" args({first}, {len(fills) - first}), {json.dumps(zero)}}},"
+            f"    {{{json.dumps(full_name(name))}, {str(name in own).lower()}, ComposedKind::k{camel(row['kind'])},"
+            f" {op}, args({first}, {len(fills) - first}), {json.dumps(zero)}}},"
         )
     newline = "\n"
     return f"""// {_NOTE}
@@ -102,7 +104,7 @@ def call_checks(path: Path, overloads: dict[str, Overload]) -> str:
     bases = {re.sub(r"(?<=[^_])_$", "", name.partition(".")[0]) for name in overloads}
     rows: dict[str, str] = {}
     functions = set()
-    for when, checks in _table(path, {"always", "unless_ruled"}).items():
+    for when, checks in _table(path, {"always", "without_shape_function"}).items():
         for function, names in checks.items():
             functions.add(function)
             for name in names:
@@ -137,14 +139,14 @@ def kernel_dtypes(path: Path, overloads: dict[str, Overload]) -> str:
     """Rows of frontend/shapes/kernel_dtypes.cpp, sorted by name."""
     where = f"ir/ops/{path.name}"
     rows = []
-    for name, refusals in _table(path, {"refuses"})["refuses"].items():
+    for name, refusals in _table(path, {"unsupported"})["unsupported"].items():
         _known(where, name, overloads)
         for refusal in refusals:
             if unknown := set(refusal["dtypes"]) - set(_DTYPES):
                 raise TableError(f"{where}: {name}: dtypes {sorted(unknown)} are unknown; use {', '.join(_DTYPES)}")
             bits = " | ".join(_DTYPES[dtype] for dtype in refusal["dtypes"])
             row = [json.dumps(full_name(name)), json.dumps(refusal["kernel"]), bits]
-            if refusal.get("takes_scalars"):
+            if refusal.get("accepts_scalar_self"):
                 row.append("true")
             rows.append((full_name(name), f"{{{', '.join(row)}}},"))
     return "\n".join([f"// {_NOTE}", *[row for _, row in sorted(rows, key=lambda row: row[0])]]) + "\n"

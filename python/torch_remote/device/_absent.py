@@ -2,7 +2,7 @@
 
 _TENSORS = "torch's old tensor types; use dtype= and device="
 _ALLOCATOR = "tensors' memory is allocated by the worker, not by this process"
-_GRAPHS = "a step that ran before is sent as one message; torch.compile(mode='reduce-overhead') makes calls cheap"
+_GRAPHS = "not needed: a repeated step is sent as one message; torch.compile(mode='reduce-overhead') lowers its cost"
 _NVIDIA = "specific to CUDA, which only workers on GPUs use"
 _SENSORS = "workers read no sensors"
 

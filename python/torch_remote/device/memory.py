@@ -135,7 +135,7 @@ def empty_cache() -> None:
     _C.release_host_memory()
     for index in range(device_count()):
         if _C.is_connected(index):
-            _C.memory_limits(index, trim=True)
+            _C.memory_limits(index, empty_cache=True)
 
 
 def set_per_process_memory_fraction(fraction: float, device: _Device = None) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 _LOG_KEPT = 64 << 10
-_AFTER_GOODBYE = 5.0  # seconds; a session that ends frees memory
+_AFTER_CLOSE_SESSION = 5.0  # seconds; a session that ends frees memory
 _AFTER_TERMINATE = 2.0
 
 
@@ -97,7 +97,7 @@ class ChildProcess:
         if self.socket is not None:
             self.take_socket().close()
         self.signal(signal.SIGCONT)
-        for number, seconds in ((0, _AFTER_GOODBYE), (signal.SIGTERM, _AFTER_TERMINATE), (signal.SIGKILL, None)):
+        for number, seconds in ((0, _AFTER_CLOSE_SESSION), (signal.SIGTERM, _AFTER_TERMINATE), (signal.SIGKILL, None)):
             if number:
                 self.signal(number)
             with contextlib.suppress(subprocess.TimeoutExpired):

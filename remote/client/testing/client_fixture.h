@@ -106,13 +106,13 @@ class ClientTest : public testing::TestWithParam<Kind> {
     if (std::exchange(held, false)) gate.set_value();
   }
 
-  FlushInfo flush(uint64_t* base_out = nullptr) {
+  FlushInfo flush(uint64_t* first_result_id_out = nullptr) {
     FlushInfo info;
-    uint64_t base;
-    const Status status = client->flush(trace, &base, &info);
+    uint64_t first_result_id;
+    const Status status = client->flush(trace, &first_result_id, &info);
     EXPECT_TRUE(status.ok()) << status.message();
     EXPECT_TRUE(trace.empty());
-    if (base_out) *base_out = base;
+    if (first_result_id_out) *first_result_id_out = first_result_id;
     return info;
   }
   Status synchronize() {

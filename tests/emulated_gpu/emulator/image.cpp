@@ -151,13 +151,11 @@ const KernelImage* Image::find(std::string_view kernel) const {
 }
 
 Status Image::compile(std::string_view name, const KernelImage** compiled) {
-  const auto kernel = std::ranges::find(rewritten_.kernels, name, &KernelImage::name);
-  if (kernel == rewritten_.kernels.end()) {
-    return Status::invalid("emulator: the module has no kernel '" + std::string(name) + "'");
-  }
+  auto* const kernel = const_cast<KernelImage*>(find(name));
+  if (kernel == nullptr) return Status::invalid("emulator: the module has no kernel '" + std::string(name) + "'");
   if (kernel->run == nullptr) {
     llvm::orc::JITDylib* library = nullptr;
-    if (Status status = link(&*kernel, &library); !status) return status;
+    if (Status status = link(kernel, &library); !status) return status;
     for (size_t i = 0; i < globals().size(); ++i) {
       void* place = nullptr;
       if (Status status = find(*library, globals()[i].pointer, &place); !status) return status;
@@ -167,7 +165,7 @@ Status Image::compile(std::string_view name, const KernelImage** compiled) {
     if (Status status = find(*library, kRunPrefix + kernel->name, &address); !status) return status;
     kernel->run = reinterpret_cast<void (*)(void* const*)>(address);
   }
-  *compiled = &*kernel;
+  *compiled = kernel;
   return {};
 }
 

@@ -26,9 +26,9 @@ class Image {
   Image(const Image&) = delete;
   Image& operator=(const Image&) = delete;
 
-  // What is known of a kernel; nullptr if the module does not have it.
+  // Returns a kernel's description, with code only if it was compiled; nullptr if the module does not have the kernel.
   const KernelImage* find(std::string_view kernel) const;
-  // The kernel with its code, compiled if it was not yet. kInvalid: the module does not have it.
+  // Returns a kernel with its code, which it compiles if needed. kInvalid: the module does not have the kernel.
   Status compile(std::string_view kernel, const KernelImage** compiled);
   const std::vector<std::string>& sites() const { return rewritten_.sites; }
   const std::vector<DeviceVariable>& globals() const { return rewritten_.globals; }

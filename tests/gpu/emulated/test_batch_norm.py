@@ -133,7 +133,7 @@ def test_deterministic_mode_waits_for_the_plan(remote):
     torch.use_deterministic_algorithms(True)
     try:
         one = torch.ones(2, 2, device=remote)
-        (one @ one).cpu()  # batch norm uses the modes of the ops before it, because it does not send its own
+        (one @ one).cpu()  # before the calls are counted
         before = counted()
         first = [x.cpu() for x in train(remote, (3, 8, 4, 7), torch.float16, torch.channels_last)]
         calls = counted() - before

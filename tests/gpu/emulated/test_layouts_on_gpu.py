@@ -151,3 +151,15 @@ def test_statistics_with_gaps(remote, training):
 
     for there, expected in zip(norm(remote), norm("cpu"), strict=True):
         torch.testing.assert_close(there, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64, torch.complex128])
+def test_copies_with_more_dims_than_a_kernel(remote, dtype):
+    x = torch.arange(3 * 2**10).reshape([2] * 5 + [3] + [2] * 5)
+    x = (x % 3).to(dtype) if dtype == torch.bool else x.to(dtype)
+    dims = tuple(reversed(range(11)))
+    there, here = x.to(remote).permute(dims), x.permute(dims)
+    assert torch.equal(there.contiguous().cpu(), here)
+    assert torch.equal(there.cpu(), here)  # read without a copy on the GPU
+    assert torch.equal(torch.zeros_like(x.to(remote)).permute(dims).copy_(there).cpu(), here)
+    assert torch.equal((there[1:] + there[1:]).cpu(), here[1:] + here[1:])

@@ -20,7 +20,7 @@ int main(int argc, char** argv) {
   constexpr const char* kFunctions[] = {"forward", "loss", "backward", "step"};
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const char* function = kFunctions[i / 16 % std::size(kFunctions)];
-    graph.sources.push_back("train.py:" + std::to_string(10 + i / 4 % 64) + " in " + function);
+    graph.source_lines.push_back("train.py:" + std::to_string(10 + i / 4 % 64) + " in " + function);
   }
   std::fputs(ir::print(graph).c_str(), stdout);
   return 0;

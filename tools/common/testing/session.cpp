@@ -66,9 +66,9 @@ void write(const std::string& path, const std::string& op) {
   session.upload(2, bytes);
   const ir::Graph first = small(op);
   session.load(1, &first, optimized(first));
-  const auto run = [&](int64_t batch, double rate, uint64_t base, std::vector<uint64_t> frees = {}) {
+  const auto run = [&](int64_t batch, double rate, uint64_t first_result_id, std::vector<uint64_t> freed_ids = {}) {
     const std::vector<int64_t> params = {batch, std::bit_cast<int64_t>(rate)};
-    session.run(1, params, std::vector<uint64_t>{1, 2}, base, std::move(frees));
+    session.run(1, params, std::vector<uint64_t>{1, 2}, first_result_id, std::move(freed_ids));
   };
   run(32, 0.5, 3);
   run(32, 0.25, 4, {3});

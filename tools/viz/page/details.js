@@ -30,7 +30,7 @@ function describeNode(parent, n) {
   const group = groupOf(n);
   if (group.kind) {
     const others = group.nodes.length > 1 ? ` with ops ${group.nodes[0]} to ${group.nodes[group.nodes.length - 1]}` : "";
-    element("div", `in a group${others}: ${[group.kind.replace("_", " "), ...group.hints].join(", ")}`, "quiet", parent);
+    element("div", `in a group${others}: ${[group.kind.replace("_", " "), ...group.properties].join(", ")}`, "quiet", parent);
   }
   if (node.source) element("div", node.source, "source", parent);
   const table = element("table", undefined, undefined, parent);
@@ -63,7 +63,7 @@ function describeBar(parent, [buffer, first, last, , bytes]) {
   tableRow(table, "size", data.memory.sizes_known ? formatBytes(bytes) : expression(info.nbytes ?? "known after the run"));
   tableRow(table, "made by", `op ${first}: ${shortName(nodes[first].op)}`);
   tableRow(table, "until", info.survives ? "it outlives the program" : `op ${last}: ${shortName(nodes[last].op)}`);
-  if (info.reuses) tableRow(table, "reuses", `the memory of ${info.reuses}, if it fits`);
+  if (info.may_reuse) tableRow(table, "may reuse", `the memory of ${info.may_reuse}, if it fits`);
 }
 
 function showTooltip(x, y, fill) {

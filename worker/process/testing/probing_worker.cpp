@@ -60,7 +60,7 @@ void probe() {
 }
 
 Status open_probing_device(remote::Transport& transport, const DeviceOptions& options,
-                           std::function<tr_client()> client_activity, OpenDevice* opened) {
+                           std::function<tr_client_activity()> client_activity, OpenDevice* opened) {
   probe();
   return open_cpu(transport, options, std::move(client_activity), opened);
 }

@@ -37,7 +37,7 @@ class Bench {
       if (nodes.empty()) nodes.assign(graph.nodes.size(), 1);
       status = bench.runner->load({bytes_, graph, std::move(nodes), false}, &program_);
       buffers.resize(graph.buffers.size());
-      words.resize(256);
+      result_words.resize(256);
     }
     ~TestProgram() { release(); }
 
@@ -65,7 +65,8 @@ class Bench {
     // Allocates buffers that the runner does not allocate, as a session does.
     void allocate() {
       for (uint32_t b = 0; b < buffers.size(); ++b) {
-        if (graph.buffers[b].kind == ir::BufferKind::kInput || buffers[b].data || program_->creates_buffer(b)) continue;
+        if (graph.buffers[b].kind == ir::BufferKind::kInput || buffers[b].data || program_->allocates_buffer(b))
+          continue;
         const int64_t nbytes = values_[graph.buffers[b].nbytes];
         ASSERT_TRUE(bench_.device->memory().allocate(static_cast<uint64_t>(nbytes), &buffers[b]));
       }
@@ -80,14 +81,14 @@ class Bench {
       run.last = last;
       run.buffers = buffers.data();
       run.buffer_count = static_cast<uint32_t>(buffers.size());
-      run.words = words.data();
-      run.word_capacity = static_cast<uint32_t>(words.size());
+      run.result_words = result_words.data();
+      run.result_word_capacity = static_cast<uint32_t>(result_words.size());
       run.times = times;
-      run.number = ++number;
+      run.run_id = ++run_id;
       error = {};
       error.struct_size = sizeof(error);
       const bool good = program_->run(run, &error);
-      word_count = run.word_count;
+      result_word_count = run.result_word_count;
       changed_ = false;
       return good;
     }
@@ -108,9 +109,9 @@ class Bench {
     ir::Graph graph;
     Status status;
     std::vector<tr_buffer> buffers;
-    std::vector<int64_t> words;
-    uint32_t word_count = 0;
-    uint64_t number = 0;
+    std::vector<int64_t> result_words;
+    uint32_t result_word_count = 0;
+    uint64_t run_id = 0;
     tr_error error{};
 
    private:
@@ -248,11 +249,11 @@ TEST_P(RunnerConformance, TellsWhatOnlyDataCanTell) {
     program.set({static_cast<int64_t>(given.size())});
     program.give(0, given);
     ASSERT_TRUE(program.run()) << program.error.message;
-    ASSERT_EQ(program.word_count, 6u);  // dtype, rank, two sizes, two strides.
-    EXPECT_EQ(program.words[0], static_cast<int64_t>(ir::DType::kInt64));
-    EXPECT_EQ(program.words[1], 2);
-    EXPECT_EQ(program.words[2], static_cast<int64_t>(found.size()));
-    EXPECT_EQ(program.words[3], 1);
+    ASSERT_EQ(program.result_word_count, 6u);  // dtype, rank, two sizes, two strides.
+    EXPECT_EQ(program.result_words[0], static_cast<int64_t>(ir::DType::kInt64));
+    EXPECT_EQ(program.result_words[1], 2);
+    EXPECT_EQ(program.result_words[2], static_cast<int64_t>(found.size()));
+    EXPECT_EQ(program.result_words[3], 1);
     EXPECT_EQ(program.read<int64_t>(1, found.size()), found);
   }
   Bench::TestProgram equal(bench, R"(graph(s0) {
@@ -268,8 +269,8 @@ TEST_P(RunnerConformance, TellsWhatOnlyDataCanTell) {
   for (const float second : {2.f, 3.f}) {
     equal.give(1, Floats{1, second});
     ASSERT_TRUE(equal.run());
-    ASSERT_EQ(equal.word_count, 1u);
-    EXPECT_EQ(equal.words[0], second == 2.f);
+    ASSERT_EQ(equal.result_word_count, 1u);
+    EXPECT_EQ(equal.result_words[0], second == 2.f);
   }
 }
 
@@ -301,15 +302,15 @@ TEST_P(RunnerConformance, NamesTheNodeThatFails) {
     ASSERT_NE(good, late.empty()) << "it did not fail, or twice";
     if (good) {
       ASSERT_EQ(late.size(), 1u);
-      EXPECT_EQ(late[0].run, program.number);
+      EXPECT_EQ(late[0].run_id, program.run_id);
       EXPECT_EQ(late[0].node, 1u);
-      EXPECT_EQ(late[0].error.kind(), GetParam().failure_kind);
+      EXPECT_EQ(late[0].error.exception_type(), GetParam().failure_exception_type);
       EXPECT_FALSE(late[0].error.message().empty());
       EXPECT_EQ(program.read(4, 3), (Floats{1, 4, 9}));
       EXPECT_TRUE(bench.device->take_failures().empty());
     } else {
       EXPECT_EQ(program.error.node, 1u);
-      EXPECT_EQ(program.error.kind, GetParam().failure_kind);
+      EXPECT_EQ(program.error.exception_type, GetParam().failure_exception_type);
       EXPECT_NE(program.error.message[0], 0);
       EXPECT_EQ(program.read(4, 3), (Floats{0, 0, 0}));
       ASSERT_TRUE(program.run(2, 3));
@@ -329,7 +330,7 @@ TEST_P(RunnerConformance, GoesOnAfterMemoryRanOut) {
   bool good = true;
   for (uint32_t n = 0; good && n < 3; ++n) good = program.run(n, n + 1);
   ASSERT_FALSE(good);
-  EXPECT_STREQ(program.error.kind, "OutOfMemoryError");
+  EXPECT_STREQ(program.error.exception_type, "OutOfMemoryError");
   program.release();
   program.set({3, 12});
   program.give(0, Floats{1, 2, 3});

@@ -19,7 +19,7 @@ struct RunnerUnderTest {
   // A node, as a line of a graph's text, that fails because of its operands' contents. %0 is f32[s0] with 1, 2, 3, ...;
   // %1 is i64[s0] with 1000, 1001, ...; the node makes %3: f32[s0]{1} @b3.
   std::string failing_node;
-  std::string failure_kind;
+  std::string failure_exception_type;
   // The runner has ops with results for the host: aten::nonzero, aten::equal.
   bool has_host_results = true;
 };

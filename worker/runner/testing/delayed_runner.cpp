@@ -41,7 +41,7 @@ struct Call {
   tr_run run{};
   std::vector<int64_t> symbols;
   std::vector<tr_buffer> buffers;
-  std::vector<int64_t> words;
+  std::vector<int64_t> result_words;
   bool good = true;
   tr_error error{};
 };
@@ -54,19 +54,19 @@ class DelayedProgram final : public RunnerProgram {
     device_.enqueue([inner = std::move(inner_)]() mutable { inner = nullptr; });
   }
 
-  bool creates_buffer(uint32_t buffer) const override { return needs_->dynamic[buffer]; }
+  bool allocates_buffer(uint32_t buffer) const override { return needs_->dynamic[buffer]; }
 
   bool run(tr_run& run, tr_error* error) override {
-    run.word_count = 0;
+    run.result_word_count = 0;
     if (!allocate_missing(run, error)) return false;
     auto call = std::make_shared<Call>();
     call->symbols.assign(run.symbols, run.symbols + needs_->symbols);
     call->buffers.assign(run.buffers, run.buffers + run.buffer_count);
-    call->words.resize(run.word_capacity);
+    call->result_words.resize(run.result_word_capacity);
     call->run = run;
     call->run.symbols = call->symbols.data();
     call->run.buffers = call->buffers.data();
-    call->run.words = call->words.data();
+    call->run.result_words = call->result_words.data();
     // The buffers stay owned by the caller.
     for (tr_buffer& buffer : call->buffers) buffer = {device_.reachable(buffer.data), buffer.nbytes, nullptr, nullptr};
     const auto work = [call, inner = inner_, needs = needs_, device = &device_] {
@@ -78,8 +78,8 @@ class DelayedProgram final : public RunnerProgram {
       return true;
     }
     device_.enqueue_and_wait(work);
-    run.word_count = call->run.word_count;
-    std::copy_n(call->words.begin(), run.word_count, run.words);
+    run.result_word_count = call->run.result_word_count;
+    std::copy_n(call->result_words.begin(), run.result_word_count, run.result_words);
     for (uint32_t b = 0; b < run.buffer_count; ++b) {
       if (needs_->dynamic[b] && call->buffers[b].release) run.buffers[b] = hand_over(call->buffers[b]);
     }
@@ -95,7 +95,7 @@ class DelayedProgram final : public RunnerProgram {
         const auto nbytes = static_cast<uint64_t>(run.symbols[needs_->nbytes[b]]);
         if (device_.memory().allocate(nbytes, &run.buffers[b])) continue;
         error->node = n;
-        std::snprintf(error->kind, sizeof(error->kind), "OutOfMemoryError");
+        std::snprintf(error->exception_type, sizeof(error->exception_type), "OutOfMemoryError");
         std::snprintf(error->message, sizeof(error->message), "the device has no %llu bytes left",
                       static_cast<unsigned long long>(nbytes));
         return false;
@@ -108,27 +108,27 @@ class DelayedProgram final : public RunnerProgram {
   static void do_run(Call& call, RunnerProgram& inner, const Needs& needs, DelayedDevice& device) {
     const uint32_t first = call.run.first, last = call.run.last;
     uint64_t* const times = call.run.times;
-    uint32_t words = 0;
+    uint32_t result_words = 0;
     for (uint32_t next = first; next < last;) {
       call.run.first = next;
-      call.run.words = call.words.data() + words;
-      call.run.word_capacity = static_cast<uint32_t>(call.words.size()) - words;
+      call.run.result_words = call.result_words.data() + result_words;
+      call.run.result_word_capacity = static_cast<uint32_t>(call.result_words.size()) - result_words;
       call.run.times = times ? times + (next - first) : nullptr;
       call.error = {};
       call.error.struct_size = sizeof(call.error);
       call.error.node = next;
       const bool good = inner.run(call.run, &call.error);
-      words += call.run.word_count;
+      result_words += call.run.result_word_count;
       if (good) break;
       const uint32_t failed = call.error.node;
       if (needs.nodes[failed].has_host_results) {
         call.good = false;
         break;
       }
-      device.fail({call.run.number, failed, runner_error(call.error)});
+      device.fail({call.run.run_id, failed, runner_error(call.error)});
       next = failed + 1;
     }
-    call.run.word_count = words;
+    call.run.result_word_count = result_words;
   }
 
   // Hands memory that an op allocated to the caller. It is released when the device is done with work that uses it.

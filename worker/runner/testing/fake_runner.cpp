@@ -27,9 +27,9 @@ int g_changes = 0;
 
 std::string_view op_name(const ir::Node& node) { return ir::op_desc(node.opcode).name; }
 
-int fail(tr_error* error, uint32_t node, const char* kind, const char* message) {
+int fail(tr_error* error, uint32_t node, const char* exception_type, const char* message) {
   error->node = node;
-  std::snprintf(error->kind, sizeof(error->kind), "%s", kind);
+  std::snprintf(error->exception_type, sizeof(error->exception_type), "%s", exception_type);
   std::snprintf(error->message, sizeof(error->message), "%s", message);
   return 1;
 }
@@ -69,7 +69,7 @@ class Interpreter {
     if (name == "test::no_memory") throw std::bad_alloc();
     if (name == "test::check") return fail(error_, index, "RuntimeError", "it does not hold");
     if (name == "aten::equal") {
-      run_.words[run_.word_count++] =
+      run_.result_words[run_.result_word_count++] =
           std::equal(data(node.args[0].a), data(node.args[0].a) + count(node.args[0].a), data(node.args[1].a));
       return 0;
     }
@@ -110,7 +110,7 @@ class Interpreter {
     if (host_.allocate(host_.context, found.size() * 8, &buffer) != 0) return out_of_memory(index);
     if (!found.empty()) std::memcpy(buffer.data, found.data(), found.size() * 8);
     for (const int64_t word : std::vector<int64_t>{4, 2, static_cast<int64_t>(found.size()), 1, 1, 1}) {
-      run_.words[run_.word_count++] = word;
+      run_.result_words[run_.result_word_count++] = word;
     }
     return 0;
   }
@@ -133,7 +133,7 @@ class Interpreter {
 int run(tr_runner* runner, tr_program* program, tr_run* run, tr_error* error) {
   ++g_runs;
   g_changes += run->symbols_changed;
-  run->word_count = 0;
+  run->result_word_count = 0;
   Interpreter interpreter(runner, program->graph, *run, error);
   const auto note_time = [&](uint32_t n) {
     if (run->times) {
@@ -148,7 +148,7 @@ int run(tr_runner* runner, tr_program* program, tr_run* run, tr_error* error) {
   return 0;
 }
 
-int creates_buffer(const tr_program* program, uint32_t buffer) {
+int allocates_buffer(const tr_program* program, uint32_t buffer) {
   for (const ir::Node& node : program->graph.nodes) {
     if (op_name(node) != "test::make" && op_name(node) != "aten::nonzero") continue;
     if (program->graph.views[node.results[0].a].buffer == buffer) return 1;
@@ -172,15 +172,15 @@ const tr_runner_api* fake_runner() {
       .load = load,
       .unload = unload,
       .run = run,
-      .creates_buffer = creates_buffer,
+      .allocates_buffer = allocates_buffer,
       .parallel_for = parallel_for,
       .has_op = [](tr_runner*, const char* name) -> int {
         if (std::string_view(name) == "test::no_memory") throw std::bad_alloc();
         return ir::find_op(name) != ir::kInvalidOpcode;
       },
-      .rest = [](tr_runner*) {},
-      .multiply = nullptr,
-      .begin = nullptr,
+      .on_idle = [](tr_runner*) {},
+      .matmul = nullptr,
+      .notify_threads = nullptr,
   };
   return &api;
 }

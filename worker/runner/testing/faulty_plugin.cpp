@@ -96,7 +96,9 @@ int run(tr_runner* runner, tr_program* program, tr_run* run, tr_error* error) {
   return result;
 }
 
-int creates_buffer(const tr_program* program, uint32_t buffer) { return g_real->creates_buffer(program->real, buffer); }
+int allocates_buffer(const tr_program* program, uint32_t buffer) {
+  return g_real->allocates_buffer(program->real, buffer);
+}
 
 }  // namespace
 
@@ -117,7 +119,7 @@ extern "C" __attribute__((visibility("default"))) const tr_runner_api* torch_rem
     wrapped.load = load;
     wrapped.unload = unload;
     wrapped.run = run;
-    wrapped.creates_buffer = creates_buffer;
+    wrapped.allocates_buffer = allocates_buffer;
     return wrapped;
   }();
   return &api;

@@ -7,7 +7,7 @@
 
 namespace torch_remote::worker::testing {
 
-Status open_delayed_device(remote::Transport&, const DeviceOptions& options, std::function<tr_client()>,
+Status open_delayed_device(remote::Transport&, const DeviceOptions& options, std::function<tr_client_activity()>,
                            OpenDevice* opened) {
   const char* seed = std::getenv("TORCH_REMOTE_TEST_DELAYS");
   std::unique_ptr<Runner> plugin;

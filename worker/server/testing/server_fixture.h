@@ -63,7 +63,7 @@ class ServerTest : public ::testing::Test {
     thread = std::thread([this, options, transport = std::move(servers_end)] { result = serve(*transport, options); });
   }
   void TearDown() override {
-    if (client) send(Type::kGoodbye, FlatBufferBuilder());
+    if (client) send(Type::kCloseSession, FlatBufferBuilder());
     client.reset();
     if (thread.joinable()) thread.join();
   }
@@ -83,11 +83,11 @@ class ServerTest : public ::testing::Test {
   bool receive(Type type, Frame* frame) {
     for (;;) {
       if (!client->receive(frame, std::chrono::seconds(20)).ok()) return false;
-      if (frame->header.type == static_cast<uint8_t>(Type::kProgress)) {
+      if (frame->header.type == static_cast<uint8_t>(Type::kAcknowledge)) {
         ++acknowledgements;
         acknowledged = frame->header.sequence;
-        const auto* progress = wire::verify<wire::Progress>(frame->control);
-        if (progress->error()) errors.push_back(progress->error()->message()->str());
+        const auto* acknowledge = wire::verify<wire::Acknowledge>(frame->control);
+        if (acknowledge->error()) errors.push_back(acknowledge->error()->message()->str());
       }
       if (frame->header.type == static_cast<uint8_t>(Type::kProfilePart)) record(*frame);
       if (frame->header.type == static_cast<uint8_t>(type)) return true;
@@ -130,14 +130,14 @@ class ServerTest : public ::testing::Test {
     send(Type::kUpload, builder, bytes(values.data(), values.size() * 4), wire::kAttachment);
   }
 
-  void run(uint32_t number, const std::vector<int64_t>& params, const std::vector<uint64_t>& inputs, uint64_t base,
-           uint16_t flags = 0) {
+  void run(uint32_t number, const std::vector<int64_t>& params, const std::vector<uint64_t>& inputs,
+           uint64_t first_result_id, uint16_t flags = 0) {
     std::vector<uint8_t> p, b;
     remote::encode_params(params, last_runs[number].params, p);
-    remote::encode_bindings(inputs, base, last_runs[number].bindings, b);
+    remote::encode_bindings(inputs, first_result_id, last_runs[number].bindings, b);
     FlatBufferBuilder builder;
     const auto pv = builder.CreateVector(p), bv = builder.CreateVector(b);
-    builder.Finish(wire::CreateRun(builder, number, base, pv, bv));
+    builder.Finish(wire::CreateRun(builder, number, first_result_id, pv, bv));
     send(Type::kRun, builder, nullptr, flags);
   }
 
@@ -165,25 +165,25 @@ class ServerTest : public ::testing::Test {
     Frame frame;
     EXPECT_TRUE(receive(Type::kSynchronizeReply, &frame));
     const auto* reply = wire::verify<wire::SynchronizeReply>(frame.control);
-    if (allocated) *allocated = reply->use()->allocated().current();
-    more = reply->more() ? reply->more()->size() : 0;
+    if (allocated) *allocated = reply->stats()->allocated().current();
+    more = reply->more_errors() ? reply->more_errors()->size() : 0;
     return reply->error() ? reply->error()->message()->str() : "";
   }
 
-  // The reply to a mark.
-  struct Marked {
-    uint64_t reached = 0;
+  // The reply to RecordEvent.
+  struct RecordedEvent {
+    uint64_t device_time_ns = 0;
     bool failed = false;
   };
-  Marked mark() {
+  RecordedEvent record_event() {
     FlatBufferBuilder builder;
-    builder.Finish(wire::CreateMark(builder));
-    send(Type::kMark, builder, nullptr, wire::kWantsReply);
+    builder.Finish(wire::CreateRecordEvent(builder));
+    send(Type::kRecordEvent, builder, nullptr, wire::kWantsReply);
     Frame frame;
-    EXPECT_TRUE(receive(Type::kMarkReply, &frame));
+    EXPECT_TRUE(receive(Type::kRecordEventReply, &frame));
     EXPECT_EQ(frame.header.sequence, sequence);
-    const auto* reply = wire::verify<wire::MarkReply>(frame.control);
-    return {reply->reached(), reply->failed()};
+    const auto* reply = wire::verify<wire::RecordEventReply>(frame.control);
+    return {reply->device_time_ns(), reply->failed()};
   }
 
   // A profile, assembled from its parts.

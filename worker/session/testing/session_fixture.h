@@ -37,16 +37,17 @@ class SessionTest : public ::testing::Test {
     clients[number] = {};
   }
 
-  // Runs a program; `base` is 100 by default. Returns the failure of the last node's results, or null.
-  FailurePtr run(uint32_t number, std::vector<int64_t> params, std::vector<uint64_t> inputs, uint64_t base = 100,
-                 std::vector<uint64_t> frees = {}) {
-    std::vector<uint8_t> encoded_params, encoded_bindings, encoded_frees;
+  // Runs a program; `first_result_id` is 100 by default. Returns the failure of the last node's results, or null.
+  FailurePtr run(uint32_t number, std::vector<int64_t> params, std::vector<uint64_t> inputs,
+                 uint64_t first_result_id = 100, std::vector<uint64_t> freed_ids = {}) {
+    std::vector<uint8_t> encoded_params, encoded_bindings, encoded_freed_ids;
     remote::encode_params(params, clients[number].params, encoded_params);
-    remote::encode_bindings(inputs, base, clients[number].bindings, encoded_bindings);
-    remote::encode_frees(frees, encoded_frees);
+    remote::encode_bindings(inputs, first_result_id, clients[number].bindings, encoded_bindings);
+    remote::encode_freed_ids(freed_ids, encoded_freed_ids);
     FailurePtr failure;
     const Status status =
-        session->run({number, base, encoded_params, encoded_bindings, encoded_frees, ++sequence}, &words, &failure);
+        session->run({number, first_result_id, encoded_params, encoded_bindings, encoded_freed_ids, ++sequence},
+                     &result_words, &failure);
     EXPECT_TRUE(status.ok()) << status.message();
     return failure;
   }
@@ -73,7 +74,7 @@ class SessionTest : public ::testing::Test {
   }
 
   // Returns the first failure that the client does not know, and marks all as known.
-  FailurePtr told() {
+  FailurePtr take_failure() {
     uint64_t more = 0;
     const std::vector<FailurePtr> all = session->failures().take(&more);
     for (const FailurePtr& failure : all) session->failures().mark_reported(failure);
@@ -90,7 +91,7 @@ class SessionTest : public ::testing::Test {
   Runners runners;
   std::unique_ptr<Session> session;
   std::map<uint32_t, remote::LastRun> clients;  // By program.
-  std::vector<int64_t> words;
+  std::vector<int64_t> result_words;
   uint64_t sequence = 0;
 };
 

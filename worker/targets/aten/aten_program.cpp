@@ -15,15 +15,15 @@
 #include <utility>
 
 #include "ir/analysis.h"
+#include "ir/cost/work.h"
 #include "ir/math_modes.h"
-#include "ir/work.h"
 #include "worker/targets/aten/checks/no_warnings.h"
 #include "worker/targets/aten/checks/relations.h"
 #include "worker/targets/aten/host_memory.h"
-#include "worker/targets/aten/kernels/depthwise.h"
-#include "worker/targets/aten/kernels/images.h"
-#include "worker/targets/aten/kernels/layout_conversion.h"
-#include "worker/targets/aten/kernels/packed_weights.h"
+#include "worker/targets/aten/kernels/images/depthwise.h"
+#include "worker/targets/aten/kernels/images/images.h"
+#include "worker/targets/aten/kernels/images/layout_conversion.h"
+#include "worker/targets/aten/kernels/images/packed_weights.h"
 
 namespace torch_remote::worker::aten {
 namespace {
@@ -32,16 +32,6 @@ using ir::Arg;
 using ir::ArgTag;
 
 constexpr uint32_t kFewNodes = 8;  // A run of fewer nodes binds only the buffers that these nodes use.
-
-template <typename F>
-void for_each_result_view(const ir::Node& node, F&& f) {
-  for (const Arg& result : node.results) {
-    if (result.tag == ArgTag::kView) f(result);
-    for (const Arg& item : result.items) {
-      if (item.tag == ArgTag::kView) f(item);
-    }
-  }
-}
 
 // A storage over memory that somebody else owns.
 c10::Storage make_storage(void* data, size_t nbytes, c10::Device device) {
@@ -61,7 +51,7 @@ static_assert(static_cast<int>(ir::DType::kFloat8E8M0FNU) == static_cast<int>(at
 
 }  // namespace
 
-AtenProgram::AtenProgram(const tr_host& host, Threads& threads, ir::Graph graph, bool tune, const uint8_t* wanted)
+AtenProgram::AtenProgram(const tr_host& host, Threads& threads, ir::Graph graph, bool tune, const uint8_t* may_run)
     : host_(host), target_(target_of(host)), threads_(threads), graph_(std::move(graph)) {
   if (tune && threads_.can_change() && !target_.is_gpu()) tuner_.emplace();
   const c10::InferenceMode inference;
@@ -78,7 +68,7 @@ AtenProgram::AtenProgram(const tr_host& host, Threads& threads, ir::Graph graph,
   }
   operations_.resize(graph_.nodes.size());
   for (size_t n = 0; n < graph_.nodes.size(); ++n) {
-    if (wanted && !wanted[n]) continue;
+    if (may_run && !may_run[n]) continue;
     const ir::Node& node = graph_.nodes[n];
     operations_[n].emplace(node, [&](const Arg& arg) { return tensor_of(arg, node); }, graph_, target_);
   }
@@ -134,8 +124,8 @@ void AtenProgram::find_lifetimes() {
                           may_use_depthwise_loops(graph_.nodes[n]);
     nodes_[n].image_kernels = operations_[n] && !target_.is_gpu() && may_use_image_kernels(graph_.nodes[n]);
     if (!operations_[n] || !operations_[n]->makes_results()) continue;
-    for_each_result_view(graph_.nodes[n], [&](const Arg& result) {
-      const uint32_t buffer = graph_.views[result.a].buffer;
+    ir::for_each_result_view(graph_.nodes[n], [&](uint32_t view) {
+      const uint32_t buffer = graph_.views[view].buffer;
       const bool made_here = graph_.buffers[buffer].kind == ir::BufferKind::kFresh && lifetimes[buffer].first == n;
       buffers_[buffer].created |= made_here;
     });
@@ -259,7 +249,7 @@ void AtenProgram::run(tr_run& run, uint32_t* node) {
   TORCH_CHECK(run.first <= run.last && run.last <= graph_.nodes.size() && run.buffer_count == buffers_.size(),
               "remote: a run does not fit its program");
   const c10::InferenceMode inference;
-  run.word_count = 0;
+  run.result_word_count = 0;
   if (run.symbols_changed || !updated_) update(run.symbols);
   const bool few = run.last - run.first < kFewNodes;
   bool missing = few;
@@ -273,7 +263,7 @@ void AtenProgram::run(tr_run& run, uint32_t* node) {
       missing |= run.buffers[b].data == nullptr && !buffers_[b].created;
     }
   }
-  deterministic_ = (run.math & ir::kDeterministic) != 0;
+  deterministic_ = (run.math_modes & ir::kDeterministic) != 0;
   if (deterministic_) {
     if (parallel_work_ >= kMinWakeWork) threads_.begin_wake();
     use_threads_ =
@@ -334,11 +324,11 @@ class AtenProgram::PackedWeights {
  public:
   PackedWeights(AtenProgram& program, const tr_run& run, uint32_t index) {
     // A deterministic run must not depend on the cache: weights are packed only when they are seen a second time.
-    if (!program.nodes_[index].packs_weights || !run.attachments || program.deterministic_) return;
+    if (!program.nodes_[index].packs_weights || !run.cached_data || program.deterministic_) return;
     const ir::Node& node = program.graph_.nodes[index];
     const uint32_t weight = node.args[kWeight].a;
     Operation& operation = *program.operations_[index];
-    at::Tensor packed = packed_weights(run.attachments[program.graph_.views[weight].buffer], operation.arguments());
+    at::Tensor packed = packed_weights(run.cached_data[program.graph_.views[weight].buffer], operation.arguments());
     if (!packed.defined()) return;
     if (packed.is_mkldnn()) {
       result = convolve(operation.arguments(), packed);
@@ -498,11 +488,11 @@ void AtenProgram::call_out(tr_run& run, uint32_t index) {
   }
   if (state.out_variant_checked) return;
   stack_.clear();
-  for_each_result_view(node, [&](const Arg& result) {
-    views_[result.a]._set_conj(false);
-    views_[result.a]._set_neg(false);
-    update_view(result.a, run.symbols);
-    const uint32_t b = graph_.views[result.a].buffer;
+  ir::for_each_result_view(node, [&](uint32_t view) {
+    views_[view]._set_conj(false);
+    views_[view]._set_neg(false);
+    update_view(view, run.symbols);
+    const uint32_t b = graph_.views[view].buffer;
     buffers_[b].data = nullptr;
     buffers_[b].nbytes = ~uint64_t{0};
     bind(b, run.buffers[b]);
@@ -531,9 +521,9 @@ void AtenProgram::resolve_written(const ir::Node& node) {
 
 bool AtenProgram::results_untouched(const ir::Node& node, const int64_t* symbols) const {
   bool same = true;
-  for_each_result_view(node, [&](const Arg& result) {
-    const ir::View& view = graph_.views[result.a];
-    const at::Tensor& tensor = views_[result.a];
+  ir::for_each_result_view(node, [&](uint32_t v) {
+    const ir::View& view = graph_.views[v];
+    const at::Tensor& tensor = views_[v];
     same = same && static_cast<size_t>(tensor.dim()) == view.sizes.size() && !tensor.is_conj() && !tensor.is_neg() &&
            tensor.storage_offset() == symbols[view.offset] && tensor.storage().data() == buffers_[view.buffer].data;
     for (int64_t i = 0; same && i < tensor.dim(); ++i) {
@@ -570,8 +560,8 @@ void AtenProgram::store_results(tr_run& run, const ir::Node& node) {
 namespace {
 
 void add_word(tr_run& run, int64_t word) {
-  TORCH_CHECK(run.word_count < run.word_capacity, "remote: the op's result has too many dimensions");
-  run.words[run.word_count++] = word;
+  TORCH_CHECK(run.result_word_count < run.result_word_capacity, "remote: the op's result has too many dimensions");
+  run.result_words[run.result_word_count++] = word;
 }
 
 // Whether no element is reached twice: each dim's stride steps over all dims with smaller strides.

@@ -22,15 +22,15 @@ namespace torch_remote::worker::aten {
 class AtenProgram {
  public:
   // Throws if an op is unknown or an argument does not fit the op's schema. `host` and `threads` must outlive the
-  // program. `tune`: the first runs measure which nodes are faster with several threads. `wanted`: one flag per node,
+  // program. `tune`: the first runs measure which nodes are faster with several threads. `may_run`: one flag per node,
   // whether runs may execute it; null means all nodes.
-  AtenProgram(const tr_host& host, Threads& threads, ir::Graph graph, bool tune, const uint8_t* wanted = nullptr);
+  AtenProgram(const tr_host& host, Threads& threads, ir::Graph graph, bool tune, const uint8_t* may_run = nullptr);
 
   // Runs nodes [run.first, run.last). If it throws, *node is the node that failed.
   void run(tr_run& run, uint32_t* node);
 
   // Whether the op that computes this buffer also allocates its memory.
-  bool creates_buffer(uint32_t buffer) const { return buffers_[buffer].created; }
+  bool allocates_buffer(uint32_t buffer) const { return buffers_[buffer].created; }
 
  private:
   class PackedWeights;
@@ -99,9 +99,9 @@ class AtenProgram {
   std::vector<at::Tensor> views_;
   std::vector<bool> written_;         // per view: an op writes each of its elements, so they must not share memory
   std::deque<ScalarTensor> scalars_;  // a deque, because addresses must stay valid
-  std::vector<std::optional<Operation>> operations_;  // per node; empty for nodes that are not wanted
+  std::vector<std::optional<Operation>> operations_;  // per node; empty for nodes for which runs do not ask
   std::vector<NodeState> nodes_;
-  std::vector<double> work_;    // per node: estimated work (ir/work.h)
+  std::vector<double> work_;    // per node: estimated work (ir/cost/work.h)
   std::vector<bool> parallel_;  // per node: whether it runs on several threads
   double largest_work_ = 0;     // largest work_ of a parallel node
   double parallel_work_ = 0;    // sum of work_ over the parallel nodes

@@ -9,13 +9,13 @@
 
 namespace torch_remote::worker::aten {
 
-void set_error(tr_error* error, const char* kind, const char* message) noexcept {
+void set_error(tr_error* error, const char* exception_type, const char* message) noexcept {
   const auto copy = [](char* to, size_t room, const char* from) {
     const size_t size = std::min(std::strlen(from), room - 1);
     std::memcpy(to, from, size);
     to[size] = 0;
   };
-  copy(error->kind, sizeof(error->kind), kind);
+  copy(error->exception_type, sizeof(error->exception_type), exception_type);
   copy(error->message, sizeof(error->message), message);
 }
 

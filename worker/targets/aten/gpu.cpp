@@ -76,7 +76,7 @@ void open_library(const tr_host& host) {
   const std::lock_guard lock(mutex);
   if (opened) return;
   const std::string path =
-      host.gpu_library != nullptr ? std::string(host.gpu_library) : beside_torch("libtorch_cuda.so");
+      host.torch_cuda_library != nullptr ? std::string(host.torch_cuda_library) : beside_torch("libtorch_cuda.so");
   // Its registrations refer to the libtorch_cpu.so of this process, hence RTLD_GLOBAL.
   void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (library == nullptr) {
@@ -95,16 +95,16 @@ c10::Stream stream_of(const tr_host& host) {
   return c10::Stream(c10::Stream::UNSAFE, target_of(host).device, reinterpret_cast<int64_t>(host.gpu_stream));
 }
 
-void set_math(uint32_t math) {
+void set_math_modes(uint32_t math_modes) {
   at::Context& context = at::globalContext();
   thread_local std::optional<uint32_t> last;
-  if (last == math) return;
-  last = math;
-  const bool deterministic = (math & ir::kDeterministic) != 0;
-  context.setAllowTF32CuBLAS((math & ir::kTf32Matmuls) != 0);
-  context.setAllowTF32CuDNN((math & ir::kTf32Convolutions) != 0);
+  if (last == math_modes) return;
+  last = math_modes;
+  const bool deterministic = (math_modes & ir::kDeterministic) != 0;
+  context.setAllowTF32CuBLAS((math_modes & ir::kTf32Matmuls) != 0);
+  context.setAllowTF32CuDNN((math_modes & ir::kTf32Convolutions) != 0);
   context.setDeterministicCuDNN(deterministic);
-  context.setDeterministicAlgorithms(deterministic, (math & ir::kDeterministicWarnOnly) != 0);
+  context.setDeterministicAlgorithms(deterministic, (math_modes & ir::kDeterministicWarnOnly) != 0);
 }
 
 bool has_gpu(const tr_host& host) { return host.has_gpu != 0; }
@@ -134,9 +134,9 @@ void close_gpu(const tr_host& host) {
   if (has_gpu(host)) hosts()[static_cast<size_t>(host.gpu)].store(nullptr, std::memory_order_release);
 }
 
-MathModeScope::MathModeScope(const tr_host& host, uint32_t math)
+MathModeScope::MathModeScope(const tr_host& host, uint32_t math_modes)
     : is_gpu_(has_gpu(host)), stream_(c10::Stream::DEFAULT, c10::Device(c10::kCPU)) {
-  set_math(math);
+  set_math_modes(math_modes);
   if (!is_gpu_) return;
   const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
   device_ = guard.exchangeDevice(target_of(host).device);

@@ -33,7 +33,7 @@ void close_gpu(const tr_host& host);
 // stream. The modes are global to the process, so this must not be used in the user's process.
 class MathModeScope {
  public:
-  MathModeScope(const tr_host& host, uint32_t math);
+  MathModeScope(const tr_host& host, uint32_t math_modes);
   ~MathModeScope();
   MathModeScope(const MathModeScope&) = delete;
   MathModeScope& operator=(const MathModeScope&) = delete;

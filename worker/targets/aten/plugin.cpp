@@ -30,7 +30,7 @@ struct tr_runner {
 
   tr_host host;
   bool inproc;
-  bool heavy_run = false;  // the current run has much work (see `begin`)
+  bool heavy_run = false;  // the current run has much work (see `notify_threads`)
   torch_remote::worker::aten::Threads threads;
 };
 
@@ -85,7 +85,7 @@ int load(tr_runner* runner, const uint8_t* bytes, size_t size, const tr_load_opt
       return 1;
     }
     *out = new tr_program{
-        AtenProgram(runner->host, runner->threads, std::move(graph), options->tune != 0, options->nodes)};
+        AtenProgram(runner->host, runner->threads, std::move(graph), options->tune != 0, options->may_run)};
     return 0;
   } catch (...) {
     describe_exception(error);
@@ -98,7 +98,7 @@ void unload(tr_runner* runner, tr_program* program) { delete program; }
 int run(tr_runner* runner, tr_program* program, tr_run* run, tr_error* error) {
   try {
     std::optional<MathModeScope> there;
-    if (!runner->inproc) there.emplace(runner->host, run->math);
+    if (!runner->inproc) there.emplace(runner->host, run->math_modes);
     program->program.run(*run, &error->node);
     return 0;
   } catch (...) {
@@ -107,7 +107,7 @@ int run(tr_runner* runner, tr_program* program, tr_run* run, tr_error* error) {
   }
 }
 
-int creates_buffer(const tr_program* program, uint32_t buffer) { return program->program.creates_buffer(buffer); }
+int allocates_buffer(const tr_program* program, uint32_t buffer) { return program->program.allocates_buffer(buffer); }
 
 // Chooses the number of threads by the same rules as AtenProgram::run: little work wakes no threads, and leaves a core
 // to a client that needs one. `grains`: the work, in units of about 10 us.
@@ -140,25 +140,24 @@ int has_op(tr_runner* runner, const char* name) {
   }
 }
 
-void begin(tr_runner* runner, int much) {
-  runner->heavy_run = much != 0;
-  if (much != 0 && !should_leave_core(runner->host, runner->threads, false)) runner->threads.begin_wake();
+void notify_threads(tr_runner* runner, int heavy_run) {
+  runner->heavy_run = heavy_run != 0;
+  if (heavy_run != 0 && !should_leave_core(runner->host, runner->threads, false)) runner->threads.begin_wake();
 }
 
-int multiply(tr_runner* runner, const tr_product* product) {
+int matmul(tr_runner* runner, const tr_matmul* matmul) {
   try {
-    const double work = static_cast<double>(std::max<int64_t>(product->batches, 1)) *
-                        static_cast<double>(product->rows) * static_cast<double>(product->columns) *
-                        static_cast<double>(product->depth);
+    const double work = static_cast<double>(std::max<int64_t>(matmul->batches, 1)) * static_cast<double>(matmul->rows) *
+                        static_cast<double>(matmul->columns) * static_cast<double>(matmul->depth);
     choose_threads(*runner, work / kMinParallelWork);
-    return run_gemm(*product) ? 0 : 1;
+    return run_gemm(*matmul) ? 0 : 1;
   } catch (...) {
     return 1;
   }
 }
 
 // Threads that do not go to sleep at once do so after a while, so errors are ignored.
-void rest(tr_runner* runner) {
+void on_idle(tr_runner* runner) {
   try {
     runner->threads.sleep();
   } catch (...) {  // NOLINT(bugprone-empty-catch)
@@ -180,12 +179,12 @@ extern "C" __attribute__((visibility("default"))) const tr_runner_api* torch_rem
       .load = aten::load,
       .unload = aten::unload,
       .run = aten::run,
-      .creates_buffer = aten::creates_buffer,
+      .allocates_buffer = aten::allocates_buffer,
       .parallel_for = aten::parallel_for,
       .has_op = aten::has_op,
-      .rest = aten::rest,
-      .multiply = aten::multiply,
-      .begin = aten::begin,
+      .on_idle = aten::on_idle,
+      .matmul = aten::matmul,
+      .notify_threads = aten::notify_threads,
   };
   return &api;
 }

@@ -102,7 +102,7 @@ void check(const std::string& op, const std::vector<IValue>& args) {
       gap.release(gap.owner);
     }
     const auto outcome = program.run(round == 0);
-    ASSERT_EQ(outcome.code, 0) << outcome.error.kind << ": " << outcome.error.message;
+    ASSERT_EQ(outcome.code, 0) << outcome.error.exception_type << ": " << outcome.error.message;
     const auto& node = builder.graph.nodes[0];
     const auto wanted_tensors = tensors_of(wanted);
     size_t next = 0;
@@ -316,8 +316,8 @@ TEST(Plugin, TemporariesThatItMadeAreGivenBack) {
   builder.graph.buffers[1].survives = false;
   const uint64_t before = runner.memory->stats().allocated.current;  // the tensors above come from the same allocator
   TestRunner::Loaded program(runner, builder);
-  ASSERT_EQ(runner.api->creates_buffer(program.program, 1), 1);
-  ASSERT_EQ(runner.api->creates_buffer(program.program, 2), 0);
+  ASSERT_EQ(runner.api->allocates_buffer(program.program, 1), 1);
+  ASSERT_EQ(runner.api->allocates_buffer(program.program, 2), 0);
   ASSERT_EQ(program.run().code, 0);
   EXPECT_EQ(program.buffers[1].data, nullptr);
   expect_same(program.tensor(builder.graph.nodes[1].results[0].a), a + a, "sum");
@@ -336,7 +336,7 @@ TEST(Plugin, GradientsOfSlicesLieInMemoryOfTheProgram) {
   builder.call("aten::slice_backward", {of_rows, sizes, 1, 1, 6, 3}, {rows});
   TestRunner::Loaded program(runner, builder);
   for (const ir::Node& node : builder.graph.nodes) {
-    EXPECT_EQ(runner.api->creates_buffer(program.program, builder.graph.views[node.results[0].a].buffer), 0);
+    EXPECT_EQ(runner.api->allocates_buffer(program.program, builder.graph.views[node.results[0].a].buffer), 0);
   }
   ASSERT_EQ(program.run().code, 0);
   expect_same(program.tensor(builder.graph.nodes[0].results[0].a), row, "row");
@@ -391,7 +391,7 @@ TEST(Plugin, DynamicResultsReportTypeAndSizes) {
   TestRunner::Loaded program(runner, builder);
   const auto outcome = program.run();
   ASSERT_EQ(outcome.code, 0) << outcome.error.message;
-  EXPECT_EQ(outcome.words, (std::vector<int64_t>{static_cast<int64_t>(at::kLong), 2, 2, 2, 1, 2}));
+  EXPECT_EQ(outcome.result_words, (std::vector<int64_t>{static_cast<int64_t>(at::kLong), 2, 2, 2, 1, 2}));
   ASSERT_EQ(program.buffers[1].nbytes, 32u);
   const auto* data = static_cast<const int64_t*>(program.buffers[1].data);
   EXPECT_EQ(std::vector<int64_t>(data, data + 4), (std::vector<int64_t>{0, 1, 1, 1}));
@@ -405,13 +405,13 @@ TEST(Plugin, HostResults) {
   TestRunner::Loaded program(runner, builder);
   auto outcome = program.run();
   ASSERT_EQ(outcome.code, 0) << outcome.error.message;
-  EXPECT_EQ(outcome.words,
+  EXPECT_EQ(outcome.result_words,
             (std::vector<int64_t>{static_cast<int64_t>(ir::ScalarTag::kFloat), std::bit_cast<int64_t>(2.5)}));
   TestGraph other;
   other.call("aten::equal", {a, a + 0}, {});
   TestRunner::Loaded equal(runner, other);
   outcome = equal.run();
-  EXPECT_EQ(outcome.words, (std::vector<int64_t>{1}));
+  EXPECT_EQ(outcome.result_words, (std::vector<int64_t>{1}));
 }
 
 TEST(Plugin, AFailedNodeIsNamedAndThoseBeforeItRan) {
@@ -425,7 +425,7 @@ TEST(Plugin, AFailedNodeIsNamedAndThoseBeforeItRan) {
   const auto outcome = program.run();
   EXPECT_NE(outcome.code, 0);
   EXPECT_EQ(outcome.error.node, 1u);
-  EXPECT_STREQ(outcome.error.kind, "IndexError");
+  EXPECT_STREQ(outcome.error.exception_type, "IndexError");
   EXPECT_STREQ(outcome.error.message, "index out of range in self");
   expect_same(program.tensor(builder.graph.nodes[0].results[0].a), doubled, "before");
 }
@@ -438,7 +438,7 @@ TEST(Plugin, OutOfMemoryIsItsOwnKind) {
   TestRunner::Loaded program(runner, builder);
   const auto outcome = program.run();
   EXPECT_NE(outcome.code, 0);
-  EXPECT_STREQ(outcome.error.kind, "OutOfMemoryError");
+  EXPECT_STREQ(outcome.error.exception_type, "OutOfMemoryError");
 }
 
 TEST(Plugin, WrongSizesAreAnError) {
@@ -467,7 +467,7 @@ TEST(Plugin, ProgramsThatDoNotFitTheSchemaAreRefused) {
   builder.graph.nodes[0].args.push_back(text);
   TestRunner::Loaded program(runner, builder);
   EXPECT_EQ(program.program, nullptr);
-  EXPECT_STREQ(program.error.kind, "NotImplementedError");
+  EXPECT_STREQ(program.error.exception_type, "NotImplementedError");
 }
 
 TEST(Plugin, OpsThatChangeTensorsThemselvesAreRefused) {
@@ -477,7 +477,7 @@ TEST(Plugin, OpsThatChangeTensorsThemselvesAreRefused) {
     builder.call(op, {at::randn({2, 3})}, {});
     TestRunner::Loaded program(runner, builder);
     EXPECT_EQ(program.program, nullptr) << op;
-    EXPECT_STREQ(program.error.kind, "NotImplementedError") << op;
+    EXPECT_STREQ(program.error.exception_type, "NotImplementedError") << op;
   }
 }
 
@@ -510,7 +510,7 @@ TEST(Plugin, OfTorchsOpsOnlyThoseOfAtenRun) {
     builder.call(op, args, {at::randn({1000})});
     TestRunner::Loaded program(runner, builder);
     EXPECT_EQ(program.program, nullptr) << op;
-    EXPECT_STREQ(program.error.kind, "NotImplementedError") << op;
+    EXPECT_STREQ(program.error.exception_type, "NotImplementedError") << op;
     EXPECT_NE(std::string(program.error.message).find(op), std::string::npos) << program.error.message;
     EXPECT_EQ(runner.api->has_op(runner.runner, op), 0) << op;
   }
@@ -581,7 +581,7 @@ TEST(Plugin, IndicesThatTorchTrustsAreLookedAt) {
         EXPECT_EQ(outcome.code, 0) << call.op << ": " << outcome.error.message;
       } else {
         EXPECT_NE(outcome.code, 0) << call.op;
-        EXPECT_STREQ(outcome.error.kind, "IndexError") << call.op << ": " << outcome.error.message;
+        EXPECT_STREQ(outcome.error.exception_type, "IndexError") << call.op << ": " << outcome.error.message;
       }
     }
   }
@@ -612,7 +612,7 @@ TEST(Plugin, GradientsOfPoolingHaveThePlanesOfTheirInput) {
     TestRunner::Loaded program(runner, builder);
     const auto outcome = program.run();
     EXPECT_NE(outcome.code, 0) << call.op;
-    EXPECT_STREQ(outcome.error.kind, "RuntimeError") << call.op << ": " << outcome.error.message;
+    EXPECT_STREQ(outcome.error.exception_type, "RuntimeError") << call.op << ": " << outcome.error.message;
   }
 }
 

@@ -208,7 +208,7 @@ ir::Arg TestGraph::number(const c10::IValue& value, bool structural) {
 
 ir::Arg TestGraph::value(const ir::ArgDesc& desc, const c10::IValue& value) {
   ir::Arg arg;
-  if (desc.role == ir::ArgRole::kIgnored || value.isNone()) return arg;
+  if (desc.role == ir::ArgRole::kClientOnly || value.isNone()) return arg;
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
     if (!tensor.defined()) return arg;
@@ -247,7 +247,7 @@ void TestGraph::call(std::string_view op, const std::vector<c10::IValue>& args, 
   graph.params = kMaxParams;
   ir::Node node;
   node.opcode = desc.opcode;
-  node.source = static_cast<uint32_t>(graph.nodes.size());
+  node.record = static_cast<uint32_t>(graph.nodes.size());
   for (size_t i = 0; i < desc.args.size(); ++i) {
     if (desc.args[i].kind == ir::ArgKind::kGenerator) {
       ir::Arg arg;
@@ -359,7 +359,7 @@ void TestRunner::Loaded::fill_inputs() {
   buffers.assign(builder_.graph.buffers.size(), tr_buffer{});
   for (size_t i = 0; i < buffers.size(); ++i) {
     const bool input = builder_.graph.buffers[i].kind == ir::BufferKind::kInput;
-    if (!input && (!program || runner_.api->creates_buffer(program, static_cast<uint32_t>(i)))) continue;
+    if (!input && (!program || runner_.api->allocates_buffer(program, static_cast<uint32_t>(i)))) continue;
     const uint64_t nbytes = bytes_of(builder_.tensors[i]);
     ASSERT_TRUE(runner_.memory->allocate(nbytes, &buffers[i]));
     if (input && nbytes) std::memcpy(buffers[i].data, builder_.tensors[i].storage().data(), nbytes);
@@ -381,7 +381,7 @@ TestRunner::Outcome TestRunner::Loaded::run(uint32_t first, uint32_t last, bool 
     const Status status = ir::evaluate(builder_.graph, builder_.params.data(), &values_);
     EXPECT_TRUE(status.ok()) << status.message();
   }
-  outcome.words.resize(256);
+  outcome.result_words.resize(256);
   tr_run run{};
   run.struct_size = sizeof(run);
   run.symbols = values_.data();
@@ -390,12 +390,12 @@ TestRunner::Outcome TestRunner::Loaded::run(uint32_t first, uint32_t last, bool 
   run.last = last;
   run.buffers = buffers.data();
   run.buffer_count = static_cast<uint32_t>(buffers.size());
-  run.words = outcome.words.data();
-  run.word_capacity = 256;
+  run.result_words = outcome.result_words.data();
+  run.result_word_capacity = 256;
   if (timed) outcome.times.assign(last - first + 1, 0);
   run.times = timed ? outcome.times.data() : nullptr;
   outcome.code = runner_.api->run(runner_.runner, program, &run, &outcome.error);
-  outcome.words.resize(run.word_count);
+  outcome.result_words.resize(run.result_word_count);
   return outcome;
 }
 

@@ -50,7 +50,7 @@ class TestRunner {
   struct Outcome {
     int code = 0;
     tr_error error{};
-    std::vector<int64_t> words;
+    std::vector<int64_t> result_words;
     std::vector<uint64_t> times;  // of the nodes, if requested
   };
 
@@ -80,7 +80,7 @@ class TestRunner {
   const tr_runner_api* api;
   tr_runner* runner = nullptr;
   CachingAllocator::Pointer memory;
-  tr_client client = TR_CLIENT_RESTS;  // what the host reports
+  tr_client_activity client = TR_CLIENT_IDLE;  // what the host reports
 
  private:
   tr_host host_{};

@@ -15,7 +15,7 @@
 // many an op. A worker that waits for messages puts them to sleep.
 namespace torch_remote::worker::aten {
 
-// A node with at least this much work (ir/work.h) gets several threads: about 20 us of one core.
+// A node with at least this much work (ir/cost/work.h) gets several threads: about 20 us of one core.
 inline constexpr double kMinParallelWork = 1 << 20;
 // We wake sleeping threads for a run whose parallel nodes have at least this much work: some 600 us of one core. A
 // wake-up takes 50 to 500 us, during which the threads contribute nothing.
@@ -100,8 +100,8 @@ class Threads {
 // client computes; for a `small` op also if the client only polls for the answer.
 inline bool should_leave_core(const tr_host& host, const Threads& threads, bool small) {
   if (threads.has_spare_core() || !host.client_activity) return false;
-  const tr_client client = host.client_activity(host.context);
-  return client == TR_CLIENT_COMPUTES || (client == TR_CLIENT_LOOKS && small);
+  const tr_client_activity client = host.client_activity(host.context);
+  return client == TR_CLIENT_COMPUTING || (client == TR_CLIENT_POLLING && small);
 }
 
 }  // namespace torch_remote::worker::aten

@@ -13,7 +13,7 @@
 #include <limits>
 #include <thread>
 
-#include "ir/work.h"
+#include "ir/cost/work.h"
 #include "worker/device/machine.h"
 #include "worker/targets/aten/testing.h"
 #include "worker/targets/aten/thread_tuner.h"
@@ -53,7 +53,7 @@ TEST(Threads, LeavesACore) {
 }
 
 // Runs sums of this many elements with as many threads as there are cores. Returns the last op's number of threads.
-int threads_of_sums(TestRunner& runner, int64_t elements, tr_client client) {
+int threads_of_sums(TestRunner& runner, int64_t elements, tr_client_activity client) {
   const at::Tensor a = at::ones({elements});
   TestGraph builder;
   const at::Tensor first = a + a, second = first + a;
@@ -73,11 +73,11 @@ TEST(Threads, AClientThatComputesKeepsItsCore) {
     const int cores = static_cast<int>(processor_cores());
     TestRunner runner(false, uint64_t{1} << 30, cores);
     constexpr int64_t kMuch = static_cast<int64_t>(kMinWakeWork / ir::kWorkPerElement);
-    EXPECT_EQ(threads_of_sums(runner, kMuch, TR_CLIENT_RESTS), cores);
-    EXPECT_EQ(threads_of_sums(runner, kMuch, TR_CLIENT_COMPUTES), std::max(1, cores - 1));
-    EXPECT_EQ(threads_of_sums(runner, kMuch, TR_CLIENT_RESTS), cores);
-    EXPECT_EQ(threads_of_sums(runner, kMuch / 4, TR_CLIENT_LOOKS), std::max(1, cores - 1));
-    EXPECT_EQ(threads_of_sums(runner, kMuch, TR_CLIENT_LOOKS), cores);
+    EXPECT_EQ(threads_of_sums(runner, kMuch, TR_CLIENT_IDLE), cores);
+    EXPECT_EQ(threads_of_sums(runner, kMuch, TR_CLIENT_COMPUTING), std::max(1, cores - 1));
+    EXPECT_EQ(threads_of_sums(runner, kMuch, TR_CLIENT_IDLE), cores);
+    EXPECT_EQ(threads_of_sums(runner, kMuch / 4, TR_CLIENT_POLLING), std::max(1, cores - 1));
+    EXPECT_EQ(threads_of_sums(runner, kMuch, TR_CLIENT_POLLING), cores);
   }).join();
 }
 
@@ -86,11 +86,11 @@ TEST(Threads, ALittleWorkDoesNotWakeThem) {
     const int cores = static_cast<int>(processor_cores());
     TestRunner runner(false, uint64_t{1} << 30, cores);
     constexpr int64_t kMuch = static_cast<int64_t>(kMinWakeWork / ir::kWorkPerElement), kSome = kMuch / 4;
-    EXPECT_EQ(threads_of_sums(runner, kMuch, TR_CLIENT_RESTS), cores);
-    EXPECT_EQ(threads_of_sums(runner, kSome, TR_CLIENT_RESTS), cores);  // the threads are awake
-    runner.api->rest(runner.runner);
-    EXPECT_EQ(threads_of_sums(runner, kSome, TR_CLIENT_RESTS), 1);
-    EXPECT_EQ(threads_of_sums(runner, kMuch, TR_CLIENT_RESTS), cores);
+    EXPECT_EQ(threads_of_sums(runner, kMuch, TR_CLIENT_IDLE), cores);
+    EXPECT_EQ(threads_of_sums(runner, kSome, TR_CLIENT_IDLE), cores);  // the threads are awake
+    runner.api->on_idle(runner.runner);
+    EXPECT_EQ(threads_of_sums(runner, kSome, TR_CLIENT_IDLE), 1);
+    EXPECT_EQ(threads_of_sums(runner, kMuch, TR_CLIENT_IDLE), cores);
   }).join();
 }
 

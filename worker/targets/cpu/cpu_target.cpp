@@ -14,7 +14,7 @@
 #include "worker/runner/plugin_loader.h"
 #include "worker/runner/plugin_runner.h"
 #include "worker/targets/cache_folder.h"
-#include "worker/targets/cpu/compiled/attention_runner.h"
+#include "worker/targets/cpu/compiled/attention/attention_runner.h"
 #include "worker/targets/cpu/compiled/compiler.h"
 #include "worker/targets/cpu/compiled/gemm.h"
 #include "worker/targets/cpu/compiled/gemm_runner.h"
@@ -31,8 +31,9 @@ using Algorithm = kernels::GemmChoices::Algorithm;
 constexpr std::chrono::milliseconds kCompileDelay{200};
 
 // Opens the runners of compiled kernels, attention and matmuls, if there is a compiler and it supports this processor.
-// *products then holds the algorithm choices for matmuls.
-Runners open_kernels(const DeviceOptions& options, Runner& plugin, std::shared_ptr<kernels::GemmChoices>* products) {
+// *gemm_choices then holds the algorithm choices for matmuls.
+Runners open_kernels(const DeviceOptions& options, Runner& plugin,
+                     std::shared_ptr<kernels::GemmChoices>* gemm_choices) {
   const std::string target = kernels::host_target();
   if (options.codegen.empty() || options.inproc) return {};
   if (target.empty()) {
@@ -42,7 +43,7 @@ Runners open_kernels(const DeviceOptions& options, Runner& plugin, std::shared_p
   kernels::CacheOptions cache;
   cache.folder = cache_folder();
   cache.target = target;
-  cache.urgent = options.repeatable || remote::is_enabled("TORCH_REMOTE_WAIT_COMPILE");
+  cache.urgent = options.deterministic || remote::is_enabled("TORCH_REMOTE_WAIT_COMPILE");
   if (!cache.urgent) cache.delay = kCompileDelay;
   if (const Status status = kernels::open_compiler(options.codegen, target, &cache); !status.ok()) {
     spdlog::warn("{}; ops run one by one", status.message());
@@ -62,24 +63,25 @@ Runners open_kernels(const DeviceOptions& options, Runner& plugin, std::shared_p
   const std::string about = target + ", " + processor_name() + ", " + plugin.description() + ", " +
                             std::to_string(options.threads) + " of " + std::to_string(processor_cores()) + " threads";
   made.choices = std::make_shared<kernels::GroupChoices>(cache.folder, about + ", " + cache.version);
-  *products = std::make_shared<kernels::GemmChoices>(kernels::GemmChoices::Options{.loops = kernels::gemm_loops(target),
-                                                                                   .threads = made.threads,
-                                                                                   .library = plugin.matmul(),
-                                                                                   .fixed = cache.urgent,
-                                                                                   .folder = cache.folder,
-                                                                                   .about = about});
+  *gemm_choices =
+      std::make_shared<kernels::GemmChoices>(kernels::GemmChoices::Options{.loops = kernels::gemm_loops(target),
+                                                                           .threads = made.threads,
+                                                                           .library = plugin.matmul(),
+                                                                           .fixed = cache.urgent,
+                                                                           .folder = cache.folder,
+                                                                           .about = about});
   made.cache = std::make_shared<kernels::KernelCache>(std::move(cache));
   Runners runners;
   runners.push_back(kernels::make_attention_runner({made.threads, made.on_refusal}));
-  runners.push_back(kernels::make_gemm_runner({made.threads, *products, plugin.thread_notifier()}));
+  runners.push_back(kernels::make_gemm_runner({made.threads, *gemm_choices, plugin.thread_notifier()}));
   runners.push_back(kernels::make_kernel_runner(std::move(made)));
   return runners;
 }
 
 }  // namespace
 
-Status open_cpu(remote::Transport& transport, const DeviceOptions& options, std::function<tr_client()> client_activity,
-                OpenDevice* opened) {
+Status open_cpu(remote::Transport& transport, const DeviceOptions& options,
+                std::function<tr_client_activity()> client_activity, OpenDevice* opened) {
   auto device = std::make_unique<HostDevice>(
       HostDevice::Options{.transport = &transport,
                           .inproc = options.inproc,
@@ -87,23 +89,23 @@ Status open_cpu(remote::Transport& transport, const DeviceOptions& options, std:
                           .trusted = options.trusted || !transport.shares_memory(),
                           .limit = options.memory_limit});
   std::unique_ptr<Runner> plugin;
-  const auto products = std::make_shared<std::shared_ptr<kernels::GemmChoices>>();
-  const auto matmul_algorithm = [products, on = device.get()](const tr_product& product) {
-    if (*products == nullptr) return TR_PRODUCT_AS_OP;
+  const auto gemm_choices = std::make_shared<std::shared_ptr<kernels::GemmChoices>>();
+  const auto matmul_algorithm = [gemm_choices, on = device.get()](const tr_matmul& matmul) {
+    if (*gemm_choices == nullptr) return TR_MATMUL_AS_OP;
     // A measured choice may differ from one process to the next.
-    if ((on->math() & ir::kDeterministic) != 0 && !(*products)->is_fixed()) return TR_PRODUCT_AS_OP;
-    return (*products)->algorithm(kernels::shape_of(product)) == Algorithm::kOneDnn ? TR_PRODUCT_ONEDNN
-                                                                                    : TR_PRODUCT_AS_OP;
+    if ((on->math_modes() & ir::kDeterministic) != 0 && !(*gemm_choices)->is_fixed()) return TR_MATMUL_AS_OP;
+    return (*gemm_choices)->algorithm(kernels::shape_of(matmul)) == Algorithm::kOneDnn ? TR_MATMUL_ONEDNN
+                                                                                       : TR_MATMUL_AS_OP;
   };
   Status status = make_plugin_runner(
       options.runner,
       {options.threads, options.inproc, &device->memory(), std::move(client_activity), matmul_algorithm}, &plugin);
   if (!status.ok()) return status;
   device->set_threads(plugin->threads());
-  if (Runners runners = open_kernels(options, *plugin, products.get()); !runners.empty()) {
+  if (Runners runners = open_kernels(options, *plugin, gemm_choices.get()); !runners.empty()) {
     opened->targets = {kernels::host_target()};
-    opened->group_kinds = kernels::group_kinds();
-    opened->dtypes = codegen::memory_types();
+    opened->group_kind_mask = kernels::group_kind_mask();
+    opened->dtype_mask = codegen::memory_types();
     std::ranges::move(runners, std::back_inserter(opened->runners));
   }
   opened->runners.push_back(std::move(plugin));

@@ -8,7 +8,7 @@ namespace torch_remote::worker {
 // come before the ATen plugin.
 Target cpu_target();
 // Opens its only device.
-Status open_cpu(remote::Transport& transport, const DeviceOptions& options, std::function<tr_client()> client_activity,
-                OpenDevice* opened);
+Status open_cpu(remote::Transport& transport, const DeviceOptions& options,
+                std::function<tr_client_activity()> client_activity, OpenDevice* opened);
 
 }  // namespace torch_remote::worker

@@ -35,7 +35,7 @@ constexpr const char* kStep = R"(graph(s0, s1) {
 constexpr const char* kGroup = R"(graph(s0, s1) {
   b0: input survives
   b1: input survives
-  b2: fresh(s1) in_group
+  b2: fresh(s1) group_local
   b3: fresh(s1) survives
   %0: f32[s0]{1} @b0
   %1: f32[s0]{1} @b1
@@ -51,25 +51,25 @@ TEST_F(CudaServerTest, AnswersInOrderWithWhatWasThere) {
   upload(2, {10, 20, 30});
   float x = 1;
   for (uint64_t round = 0; round < 20; ++round) {
-    const uint64_t base = 100 + 2 * round;
-    run(1, {3, 12}, {1, 2}, base);
-    EXPECT_EQ(read(base, {3}, {1}), (Floats{x + 10, 2 * x + 20, 3 * x + 30}));
-    EXPECT_EQ(read(base + 1, {3}, {1}), (Floats{10 * x, 40 * x, 90 * x}));
+    const uint64_t first_result_id = 100 + 2 * round;
+    run(1, {3, 12}, {1, 2}, first_result_id);
+    EXPECT_EQ(read(first_result_id, {3}, {1}), (Floats{x + 10, 2 * x + 20, 3 * x + 30}));
+    EXPECT_EQ(read(first_result_id + 1, {3}, {1}), (Floats{10 * x, 40 * x, 90 * x}));
     x *= 2;
     EXPECT_EQ(read(1, {2}, {2}), (Floats{x, 3 * x}));
   }
   EXPECT_EQ(synchronize(), "");
 }
 
-TEST_F(CudaServerTest, MarksAreOfTheDevicesClock) {
+TEST_F(CudaServerTest, EventsHaveTheDevicesTime) {
   load(1, kStep);
   std::vector<float> large(1 << 18, 1);
   upload(1, large);
   upload(2, large);
-  uint64_t before = mark().reached;
+  uint64_t before = record_event().device_time_ns;
   for (uint64_t round = 0; round < 5; ++round) {
     run(1, {1 << 18, 1 << 20}, {1, 2}, 100 + 2 * round);
-    const uint64_t reached = mark().reached;
+    const uint64_t reached = record_event().device_time_ns;
     EXPECT_LT(before, reached);
     before = reached;
   }
@@ -94,7 +94,7 @@ TEST_F(CudaServerTest, AcknowledgesWhatIsDone) {
   for (int i = 0; i < 50; ++i) run(1, {1 << 16, 1 << 18}, {1, 2}, 100);
   const uint64_t last = sequence;
   Frame frame;
-  while (acknowledged < last) ASSERT_TRUE(receive(Type::kProgress, &frame));
+  while (acknowledged < last) ASSERT_TRUE(receive(Type::kAcknowledge, &frame));
   EXPECT_EQ(read(1, {1}, {1}), Floats{std::ldexp(1.f, 50)});
 }
 

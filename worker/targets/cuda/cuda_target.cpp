@@ -40,7 +40,7 @@ cuda::AtenSource aten_source(const std::string& plugin) {
 }
 
 DeviceOpener open_gpu(int ordinal) {
-  return [ordinal](remote::Transport&, const DeviceOptions& options, const std::function<tr_client()>&,
+  return [ordinal](remote::Transport&, const DeviceOptions& options, const std::function<tr_client_activity()>&,
                    OpenDevice* opened) {
     cuda::CudaDevice::Options device_options;
     device_options.ordinal = ordinal;
@@ -72,8 +72,8 @@ DeviceOpener open_gpu(int ordinal) {
     opened->collectives = cuda::make_nccl_collectives(
         device->shared_gpu(), [search_path](cuda::nccl::Table* table) { return cuda::nccl::open(search_path, table); });
     opened->targets = {"sm_" + std::to_string(device->gpu().sm())};
-    opened->group_kinds = cuda::group_kinds() | cuda::gemm_group_kinds();
-    opened->dtypes = codegen::memory_types();
+    opened->group_kind_mask = cuda::group_kind_mask() | cuda::gemm_group_kind_mask();
+    opened->dtype_mask = codegen::memory_types();
     opened->device = std::move(device);
     return status;
   };

@@ -3,10 +3,10 @@
 #include <utility>
 
 #include "worker/targets/cuda/compiled/cuda_runner.h"
-#include "worker/targets/cuda/dnn/attention_runner.h"
-#include "worker/targets/cuda/dnn/batch_norm_runner.h"
-#include "worker/targets/cuda/dnn/convolution_runner.h"
-#include "worker/targets/cuda/dnn/rnn_runner.h"
+#include "worker/targets/cuda/dnn/attention/attention_runner.h"
+#include "worker/targets/cuda/dnn/batch_norm/batch_norm_runner.h"
+#include "worker/targets/cuda/dnn/convolution/convolution_runner.h"
+#include "worker/targets/cuda/dnn/rnn/rnn_runner.h"
 #include "worker/targets/cuda/ops/op_kernels.h"
 #include "worker/targets/cuda/ops/op_runner.h"
 

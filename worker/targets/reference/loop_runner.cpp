@@ -123,7 +123,7 @@ class LoopRunner final : public Runner {
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
     std::vector<std::unique_ptr<NodePlan>> plans(request.graph.nodes.size());
     for (size_t n = 0; n < plans.size(); ++n) {
-      if (request.nodes[n] != 0) plans[n] = std::make_unique<LoopPlan>();
+      if (request.may_run[n] != 0) plans[n] = std::make_unique<LoopPlan>();
     }
     *program = std::make_unique<NodeProgram>(device_, request.graph, std::move(plans));
     return {};

@@ -12,7 +12,7 @@ namespace torch_remote::worker::reference {
 NodeProgram::NodeProgram(Device& device, const ir::Graph& graph, std::vector<std::unique_ptr<NodePlan>> plans)
     : device_(device), graph_(graph), ungrouped_graph_(graph) {
   // A node that is executed alone writes what its group would not.
-  for (ir::Buffer& buffer : ungrouped_graph_.buffers) buffer.in_group = false;
+  for (ir::Buffer& buffer : ungrouped_graph_.buffers) buffer.group_local = false;
   ungrouped_graph_.groups.clear();
   for (std::unique_ptr<NodePlan>& plan : plans) nodes_.push_back({std::move(plan), {}, {}});
 }
@@ -50,7 +50,7 @@ Status NodeProgram::allocate(tr_run& run, uint32_t node) {
 
 bool NodeProgram::run(tr_run& run, tr_error* error) {
   const std::span<const int64_t> values(run.symbols, graph_.symbols());
-  run.word_count = 0;
+  run.result_word_count = 0;
   for (uint32_t n = run.first; n < run.last; ++n) {
     if (run.times != nullptr) run.times[n - run.first] = monotonic_ns();
     Status status = bind(n, values);
@@ -58,7 +58,7 @@ bool NodeProgram::run(tr_run& run, tr_error* error) {
     if (status.ok()) status = nodes_[n].plan->run({run.buffers, run.buffer_count}, values);
     if (status.ok()) continue;
     error->node = n;
-    std::snprintf(error->kind, sizeof(error->kind), "%s", status.kind().c_str());
+    std::snprintf(error->exception_type, sizeof(error->exception_type), "%s", status.exception_type().c_str());
     std::snprintf(error->message, sizeof(error->message), "%s", status.message().c_str());
     return false;
   }

@@ -30,7 +30,7 @@ class NodeProgram final : public RunnerProgram {
   // program.
   NodeProgram(Device& device, const ir::Graph& graph, std::vector<std::unique_ptr<NodePlan>> plans);
 
-  bool creates_buffer(uint32_t) const override { return false; }
+  bool allocates_buffer(uint32_t) const override { return false; }
   bool takes_node(uint32_t node, std::span<const int64_t> values, bool wait) override;
   std::string why_not(uint32_t node) const override;
   bool run(tr_run& run, tr_error* error) override;

@@ -13,7 +13,7 @@ namespace torch_remote::worker {
 namespace {
 
 Status open_reference(remote::Transport& transport, const DeviceOptions& options,
-                      std::function<tr_client()> client_activity, OpenDevice* opened) {
+                      std::function<tr_client_activity()> client_activity, OpenDevice* opened) {
   auto device =
       std::make_unique<HostDevice>(HostDevice::Options{.transport = &transport,
                                                        .inproc = options.inproc,

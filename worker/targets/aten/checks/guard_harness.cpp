@@ -227,7 +227,7 @@ Outcome call_worker(TestRunner& runner, const std::string& name, const Arguments
   std::vector<tr_buffer> buffers(builder.graph.buffers.size());
   for (size_t i = 0; i < buffers.size(); ++i) {
     const bool input = builder.graph.buffers[i].kind == ir::BufferKind::kInput;
-    if (!input && runner.api->creates_buffer(program, static_cast<uint32_t>(i))) continue;
+    if (!input && runner.api->allocates_buffer(program, static_cast<uint32_t>(i))) continue;
     buffers[i].data = const_cast<void*>(builder.tensors[i].storage().data());
     buffers[i].nbytes = nbytes[i];
   }
@@ -239,8 +239,8 @@ Outcome call_worker(TestRunner& runner, const std::string& name, const Arguments
   run.last = 1;
   run.buffers = buffers.data();
   run.buffer_count = static_cast<uint32_t>(buffers.size());
-  run.words = words.data();
-  run.word_capacity = static_cast<uint32_t>(words.size());
+  run.result_words = words.data();
+  run.result_word_capacity = static_cast<uint32_t>(words.size());
   const int code = runner.api->run(runner.runner, program, &run, &error);
   *message = error.message;
   for (tr_buffer& buffer : buffers) {

@@ -53,18 +53,18 @@ bool same(const IValue& a, const IValue& b) {
   return std::ranges::equal(a.toListRef(), b.toListRef(), same);
 }
 
-bool leading(const IValue& a, int64_t without_a, const IValue& b, int64_t without_b) {
+bool same_leading_sizes(const IValue& a, int64_t without_a, const IValue& b, int64_t without_b) {
   const int64_t rank = dim(a) - without_a;
   if (!defined(a) || !defined(b) || rank < 0 || rank != dim(b) - without_b) return false;
   const auto first = static_cast<size_t>(rank);
   return a.toTensor().sizes().slice(0, first) == b.toTensor().sizes().slice(0, first);
 }
 
-bool typed(const IValue& a, const IValue& b) {
+bool same_dtype(const IValue& a, const IValue& b) {
   return defined(a) && defined(b) && a.toTensor().scalar_type() == b.toTensor().scalar_type();
 }
 
-bool inside(const IValue& tensor, int64_t size) {
+bool in_range(const IValue& tensor, int64_t size) {
   return empty(tensor.toTensor()) || all_in_range(tensor.toTensor(), size);
 }
 
@@ -76,16 +76,16 @@ bool labels(const IValue& tensor, int64_t size, int64_t ignored) {
   return all_in_range(target.masked_fill(target.eq(ignored), 0), size);
 }
 
-bool pivots(const IValue& tensor, int64_t size) {
+bool pivots_in_range(const IValue& tensor, int64_t size) {
   const at::Tensor& all = tensor.toTensor();
-  return empty(all) || (above_least(tensor) && all_in_range(all.abs().sub(1), size));
+  return empty(all) || (not_lowest(tensor) && all_in_range(all.abs().sub(1), size));
 }
 
 bool finite(const IValue& tensor) {
   return empty(tensor.toTensor()) || tensor.toTensor().isfinite().all().item<bool>();
 }
 
-bool above_least(const IValue& tensor) {
+bool not_lowest(const IValue& tensor) {
   const at::Tensor& all = tensor.toTensor();
   if (empty(all) || (all.scalar_type() != at::kLong && all.scalar_type() != at::kInt)) return true;
   const int64_t least =
@@ -108,7 +108,7 @@ bool fits(const IValue& value, const IValue& sizes, const IValue& strides) {
   return last < static_cast<int64_t>(tensor.storage().nbytes() / tensor.element_size());
 }
 
-bool alike(const IValue& list) {
+bool all_same_sizes(const IValue& list) {
   const auto all = list.toListRef();
   return std::ranges::all_of(all, [&](const IValue& tensor) { return same(tensor, all[0]); });
 }
@@ -133,7 +133,7 @@ bool each_has(const IValue& list, int64_t elements) {
   return for_all(list, [&](const at::Tensor& tensor) { return tensor.numel() >= elements; });
 }
 
-bool small(const IValue& list) {
+bool below_2_31(const IValue& list) {
   constexpr int64_t kMost = int64_t{1} << 31;
   return std::ranges::all_of(list.toIntVector(), [](int64_t each) { return each > -kMost && each < kMost; });
 }

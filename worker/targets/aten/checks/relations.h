@@ -20,19 +20,19 @@ int64_t product(const IValue& list);
 int64_t item(const IValue& list, int64_t index);
 
 bool same(const IValue& a, const IValue& b);
-bool leading(const IValue& a, int64_t without_a, const IValue& b, int64_t without_b);
-bool typed(const IValue& a, const IValue& b);
-bool inside(const IValue& tensor, int64_t size);
+bool same_leading_sizes(const IValue& a, int64_t without_a, const IValue& b, int64_t without_b);
+bool same_dtype(const IValue& a, const IValue& b);
+bool in_range(const IValue& tensor, int64_t size);
 bool labels(const IValue& tensor, int64_t size, int64_t ignored);
-bool pivots(const IValue& tensor, int64_t size);
+bool pivots_in_range(const IValue& tensor, int64_t size);
 bool finite(const IValue& tensor);
-bool above_least(const IValue& tensor);
+bool not_lowest(const IValue& tensor);
 bool fits(const IValue& tensor, const IValue& sizes, const IValue& strides);
-bool alike(const IValue& list);
+bool all_same_sizes(const IValue& list);
 bool dense(const IValue& list);
 bool batched(const IValue& tensor);
 bool each_has(const IValue& list, int64_t elements);
-bool small(const IValue& list);
+bool below_2_31(const IValue& list);
 
 // These functions change an argument.
 void pack(IValue& tensor);

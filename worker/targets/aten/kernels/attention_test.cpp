@@ -31,7 +31,7 @@ Attention attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
                {at::empty_like(q), at::empty_like(k), at::empty_like(v)});
   TestRunner::Loaded program(runner, builder);
   const auto outcome = program.run();
-  EXPECT_EQ(outcome.code, 0) << outcome.error.kind << ": " << outcome.error.message;
+  EXPECT_EQ(outcome.code, 0) << outcome.error.exception_type << ": " << outcome.error.message;
   const auto& forward = builder.graph.nodes[0].results;
   const auto& backward = builder.graph.nodes[1].results;
   const auto get = [&](const ir::Arg& arg) { return program.tensor(arg.a); };

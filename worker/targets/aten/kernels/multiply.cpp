@@ -19,11 +19,12 @@ __attribute__((weak)) void mkldnn_matmul(const Tensor& a, const Tensor& b, const
 namespace torch_remote::worker::aten {
 namespace {
 
-at::Tensor tensor(const tr_product& product, const tr_matrix& matrix, int64_t rows, int64_t columns) {
-  const auto options = at::TensorOptions(static_cast<c10::ScalarType>(product.dtype));
-  if (product.batches == 0) return at::from_blob(matrix.data, {rows, columns}, {matrix.row, matrix.column}, options);
-  return at::from_blob(matrix.data, {product.batches, rows, columns}, {matrix.batch, matrix.row, matrix.column},
-                       options);
+at::Tensor tensor(const tr_matmul& matmul, const tr_matrix& matrix, int64_t rows, int64_t columns) {
+  const auto options = at::TensorOptions(static_cast<c10::ScalarType>(matmul.dtype));
+  if (matmul.batches == 0)
+    return at::from_blob(matrix.data, {rows, columns}, {matrix.row_stride, matrix.column_stride}, options);
+  return at::from_blob(matrix.data, {matmul.batches, rows, columns},
+                       {matrix.batch_stride, matrix.row_stride, matrix.column_stride}, options);
 }
 
 tr_matrix matrix(const at::Tensor& tensor) {
@@ -34,20 +35,20 @@ std::atomic<const tr_host*> asked = nullptr;
 
 }  // namespace
 
-bool run_gemm(const tr_product& product) {
+bool run_gemm(const tr_matmul& matmul) {
   const c10::InferenceMode inference;
-  const bool onednn = product.way == TR_PRODUCT_ONEDNN, batched = product.batches != 0;
-  const bool adds = product.added.data != nullptr;
-  if (onednn && (at::native::mkldnn_matmul == nullptr || product.dtype != static_cast<int>(at::kFloat))) return false;
-  const at::Tensor left = tensor(product, product.left, product.rows, product.depth),
-                   right = tensor(product, product.right, product.depth, product.columns);
-  at::Tensor result = tensor(product, product.result, product.rows, product.columns), added;
-  if (adds) added = tensor(product, product.added, product.rows, product.columns);
+  const bool onednn = matmul.algorithm == TR_MATMUL_ONEDNN, batched = matmul.batches != 0;
+  const bool adds = matmul.addend.data != nullptr;
+  if (onednn && (at::native::mkldnn_matmul == nullptr || matmul.dtype != static_cast<int>(at::kFloat))) return false;
+  const at::Tensor left = tensor(matmul, matmul.left, matmul.rows, matmul.depth),
+                   right = tensor(matmul, matmul.right, matmul.depth, matmul.columns);
+  at::Tensor result = tensor(matmul, matmul.result, matmul.rows, matmul.columns), addend;
+  if (adds) addend = tensor(matmul, matmul.addend, matmul.rows, matmul.columns);
   if (onednn) {
-    if (adds && product.added.data != product.result.data) result.copy_(added);
+    if (adds && matmul.addend.data != matmul.result.data) result.copy_(addend);
     at::native::mkldnn_matmul(left, right, result, adds ? 1 : 0, 1);
   } else if (adds) {
-    batched ? at::baddbmm_out(result, added, left, right) : at::addmm_out(result, added, left, right);
+    batched ? at::baddbmm_out(result, addend, left, right) : at::addmm_out(result, addend, left, right);
   } else {
     batched ? at::bmm_out(result, left, right) : at::mm_out(result, left, right);
   }
@@ -55,7 +56,7 @@ bool run_gemm(const tr_product& product) {
 }
 
 void set_gemm_host(const tr_host* host) {
-  const bool known = host != nullptr && host->struct_size >= sizeof(tr_host) && host->product_way != nullptr;
+  const bool known = host != nullptr && host->struct_size >= sizeof(tr_host) && host->matmul_algorithm != nullptr;
   asked = known ? host : nullptr;
 }
 
@@ -63,18 +64,18 @@ void gemm_into(const at::Tensor& result, const at::Tensor& left, const at::Tenso
   at::Tensor to = result;
   if (const tr_host* const host = asked;
       host != nullptr && result.scalar_type() == at::kFloat && result.is_contiguous()) {
-    tr_product product{};
-    product.struct_size = sizeof(product);
-    product.dtype = static_cast<int>(at::kFloat);
-    product.rows = left.size(0);
-    product.depth = left.size(1);
-    product.columns = right.size(1);
-    product.left = matrix(left);
-    product.right = matrix(right);
-    product.result = matrix(result);
-    if (adds) product.added = product.result;
-    product.way = host->product_way(host->context, &product);
-    if (product.way == TR_PRODUCT_ONEDNN && run_gemm(product)) return;
+    tr_matmul matmul{};
+    matmul.struct_size = sizeof(matmul);
+    matmul.dtype = static_cast<int>(at::kFloat);
+    matmul.rows = left.size(0);
+    matmul.depth = left.size(1);
+    matmul.columns = right.size(1);
+    matmul.left = matrix(left);
+    matmul.right = matrix(right);
+    matmul.result = matrix(result);
+    if (adds) matmul.addend = matmul.result;
+    matmul.algorithm = host->matmul_algorithm(host->context, &matmul);
+    if (matmul.algorithm == TR_MATMUL_ONEDNN && run_gemm(matmul)) return;
   }
   adds ? to.addmm_(left, right) : at::mm_out(to, left, right);
 }

@@ -8,7 +8,7 @@ namespace torch_remote::worker::aten {
 
 // Computes the GEMM on the threads that are in use. Returns false, with nothing written, if the requested library does
 // not support it. Throws torch's errors.
-bool run_gemm(const tr_product& product);
+bool run_gemm(const tr_matmul& matmul);
 
 // Sets, for the whole process, the plugin's host (tr_host). gemm_into asks it which library is faster. Null: gemm_into
 // uses torch's own. The host must live until it is replaced.

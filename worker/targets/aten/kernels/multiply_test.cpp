@@ -22,33 +22,33 @@ tr_matrix matrix(const at::Tensor& tensor) {
   return {tensor.data_ptr(), d == 3 ? tensor.stride(0) : 0, tensor.stride(d - 2), tensor.stride(d - 1)};
 }
 
-class Multiply : public ::testing::TestWithParam<tr_product_way> {
+class Multiply : public ::testing::TestWithParam<tr_matmul_algorithm> {
  protected:
   // oneDNN has such kernels for processors with AVX-512 or AVX-NE-CONVERT.
-  static bool is_there() { return GetParam() == TR_PRODUCT_AS_OP || __builtin_cpu_supports("avx512bw"); }
+  static bool is_there() { return GetParam() == TR_MATMUL_AS_OP || __builtin_cpu_supports("avx512bw"); }
 
-  int call(const at::Tensor& left, const at::Tensor& right, const at::Tensor& added, const at::Tensor& result) {
-    tr_product product{};
-    product.struct_size = sizeof(product);
-    product.dtype = static_cast<int>(left.scalar_type());
-    product.way = GetParam();
-    product.batches = left.dim() == 3 ? left.size(0) : 0;
-    product.rows = left.size(-2);
-    product.depth = left.size(-1);
-    product.columns = right.size(-1);
-    product.left = matrix(left);
-    product.right = matrix(right);
-    product.result = matrix(result);
-    if (added.defined()) product.added = matrix(added.expand(result.sizes()));
-    return runner_.api->multiply(runner_.runner, &product);
+  int call(const at::Tensor& left, const at::Tensor& right, const at::Tensor& addend, const at::Tensor& result) {
+    tr_matmul matmul{};
+    matmul.struct_size = sizeof(matmul);
+    matmul.dtype = static_cast<int>(left.scalar_type());
+    matmul.algorithm = GetParam();
+    matmul.batches = left.dim() == 3 ? left.size(0) : 0;
+    matmul.rows = left.size(-2);
+    matmul.depth = left.size(-1);
+    matmul.columns = right.size(-1);
+    matmul.left = matrix(left);
+    matmul.right = matrix(right);
+    matmul.result = matrix(result);
+    if (addend.defined()) matmul.addend = matrix(addend.expand(result.sizes()));
+    return runner_.api->matmul(runner_.runner, &matmul);
   }
 
   // Returns an empty string, or what is wrong.
-  std::string check(const at::Tensor& left, const at::Tensor& right, const at::Tensor& added) {
+  std::string check(const at::Tensor& left, const at::Tensor& right, const at::Tensor& addend) {
     at::Tensor expected = at::matmul(left.to(at::kDouble), right.to(at::kDouble));
-    if (added.defined()) expected = expected + added.to(at::kDouble);
+    if (addend.defined()) expected = expected + addend.to(at::kDouble);
     const at::Tensor result = at::full(expected.sizes(), std::numeric_limits<float>::quiet_NaN());
-    if (call(left, right, added, result) != 0) return "it is not done";
+    if (call(left, right, addend, result) != 0) return "it is not done";
     // The bound on the error of a float32 sum with this many terms.
     const at::Tensor size = at::matmul(left.abs().to(at::kDouble), right.abs().to(at::kDouble)) + expected.abs();
     const at::Tensor error = (result.to(at::kDouble) - expected).abs() / size;
@@ -75,8 +75,8 @@ TEST_P(Multiply, EqualsTheSumHoweverMatricesLie) {
       for (const Layout left : layouts) {
         for (const Layout right : layouts) {
           const at::Tensor a = left(at::randn(sizes(rows, depth))), b = right(at::randn(sizes(depth, columns)));
-          for (const at::Tensor& added : {at::Tensor(), at::randn({columns}), at::randn(sizes(rows, columns))}) {
-            EXPECT_EQ(check(a, b, added), "") << rows << " " << depth << " " << columns << " of " << batch.size();
+          for (const at::Tensor& addend : {at::Tensor(), at::randn({columns}), at::randn(sizes(rows, columns))}) {
+            EXPECT_EQ(check(a, b, addend), "") << rows << " " << depth << " " << columns << " of " << batch.size();
           }
         }
       }
@@ -99,12 +99,12 @@ TEST_P(Multiply, OneDnnIsForFloatAlone) {
   const at::Tensor left = at::ones({20, 40}, at::kDouble), right = at::ones({40, 30}, at::kDouble);
   const at::Tensor result = at::zeros({20, 30}, at::kDouble);
   const bool done = call(left, right, at::Tensor(), result) == 0;
-  EXPECT_EQ(done, GetParam() == TR_PRODUCT_AS_OP);
+  EXPECT_EQ(done, GetParam() == TR_MATMUL_AS_OP);
   EXPECT_EQ(result[0][0].item<double>(), done ? 40 : 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Ways, Multiply, ::testing::Values(TR_PRODUCT_AS_OP, TR_PRODUCT_ONEDNN),
-                         [](const auto& way) { return way.param == TR_PRODUCT_ONEDNN ? "OneDnn" : "AsOp"; });
+INSTANTIATE_TEST_SUITE_P(Ways, Multiply, ::testing::Values(TR_MATMUL_AS_OP, TR_MATMUL_ONEDNN),
+                         [](const auto& way) { return way.param == TR_MATMUL_ONEDNN ? "OneDnn" : "AsOp"; });
 
 }  // namespace
 }  // namespace torch_remote::worker::aten

@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include "worker/targets/aten/kernels/layout_conversion.h"
+#include "worker/targets/aten/kernels/images/layout_conversion.h"
 #include "worker/targets/aten/kernels/parallel.h"
 #include "worker/targets/aten/kernels/special_generated.h"
 

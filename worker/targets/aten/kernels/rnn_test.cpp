@@ -52,7 +52,7 @@ std::vector<Tensor> both_passes(const Layer& layer, int64_t reserve) {
       {at::empty_like(x), at::empty_like(hx), at::empty_like(cx), weight_gradients});
   TestRunner::Loaded program(runner, builder);
   const auto outcome = program.run();
-  EXPECT_EQ(outcome.code, 0) << outcome.error.kind << ": " << outcome.error.message;
+  EXPECT_EQ(outcome.code, 0) << outcome.error.exception_type << ": " << outcome.error.message;
   std::vector<Tensor> results;
   const auto add = [&](const ir::Arg& arg) { results.push_back(program.tensor(arg.a)); };
   for (size_t r = 0; r < 3; ++r) add(builder.graph.nodes[0].results[r]);

@@ -58,21 +58,21 @@ void run_gemm(const GemmLoops& loops, const GemmCall& call, const ParallelFor& p
 // Reads a node's arguments into a SmallGemm. Each function returns whether the loops support them.
 class SmallGemmBinder {
  public:
-  SmallGemmBinder(const ir::Graph& graph, std::span<const int64_t> values, SmallGemm* product)
-      : graph_(graph), values_(values), product_(product), call_(product->call_) {}
+  SmallGemmBinder(const ir::Graph& graph, std::span<const int64_t> values, SmallGemm* matmul)
+      : graph_(graph), values_(values), matmul_(matmul), call_(matmul->call_) {}
 
   bool mm(const ir::Node& node) { return operands(node.args[0], node.args[1], node.results[0]); }
 
   bool addmm(const ir::Node& node) {
     return operands(node.args[1], node.args[2], node.results[0]) && number(node.args[3], &call_.beta) &&
-           number(node.args[4], &call_.alpha) && (call_.beta == 0 || added(node.args[0]));
+           number(node.args[4], &call_.alpha) && (call_.beta == 0 || addend(node.args[0]));
   }
 
  private:
   // A view with its sizes and strides in this run.
   struct Matrix {
     const ir::View& view;
-    int64_t rows, columns, row, column;  // strides
+    int64_t rows, columns, row_stride, column_stride;
   };
 
   std::optional<Matrix> matrix(const Arg& arg) const {
@@ -100,20 +100,21 @@ class SmallGemmBinder {
     if (right->rows != call_.depth || result->rows != call_.rows || result->columns != call_.columns) return false;
     if (call_.rows < 1 || call_.rows > ir::kMaxMatmulRows || call_.depth < 1 || call_.columns < 1) return false;
     const auto along = [](int64_t stride, int64_t size) { return stride == 1 || size == 1; };
-    if (!along(left->column, call_.depth) || !along(right->row, call_.depth) || !along(result->column, call_.columns)) {
+    if (!along(left->column_stride, call_.depth) || !along(right->row_stride, call_.depth) ||
+        !along(result->column_stride, call_.columns)) {
       return false;
     }
-    call_.left_line = left->row;
-    call_.right_line = right->column;
-    call_.result_line = result->row;
-    product_->left_ = place(left->view);
-    product_->right_ = place(right->view);
-    product_->result_ = place(result->view);
+    call_.left_line = left->row_stride;
+    call_.right_line = right->column_stride;
+    call_.result_line = result->row_stride;
+    matmul_->left_ = place(left->view);
+    matmul_->right_ = place(right->view);
+    matmul_->result_ = place(result->view);
     return true;
   }
 
   // The operand is broadcast along its dims of size 1 and along missing leading dims.
-  bool added(const Arg& arg) {
+  bool addend(const Arg& arg) {
     if (arg.tag != ArgTag::kView || graph_.views[arg.a].dynamic) return false;
     const ir::View& view = graph_.views[arg.a];
     const size_t rank = view.sizes.size();
@@ -125,10 +126,10 @@ class SmallGemmBinder {
       if (size != wanted[2 - rank + d] && size != 1) return false;
       if (size != 1) strides[2 - rank + d] = values_[view.strides[d]];
     }
-    call_.added_row = strides[0];
-    call_.added_column = strides[1];
-    product_->added_ = place(view);
-    product_->adds_ = true;
+    call_.addend_row = strides[0];
+    call_.addend_column = strides[1];
+    matmul_->addend_ = place(view);
+    matmul_->adds_ = true;
     return true;
   }
 
@@ -140,7 +141,7 @@ class SmallGemmBinder {
 
   const ir::Graph& graph_;
   const std::span<const int64_t> values_;
-  SmallGemm* const product_;
+  SmallGemm* const matmul_;
   GemmCall& call_;
   ir::DType dtype_ = ir::DType::kFloat32;
 };
@@ -170,7 +171,7 @@ void SmallGemm::run(std::span<const tr_buffer> buffers, const ParallelFor& paral
   GemmCall call = call_;
   call.right = at(right_);
   call.result = at(result_);
-  if (adds_) call.added = at(added_);
+  if (adds_) call.addend = at(addend_);
   if (call.type == GemmType::kFloat) {
     call.left = reinterpret_cast<const float*>(at(left_));
   } else {

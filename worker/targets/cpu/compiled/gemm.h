@@ -47,7 +47,7 @@ class SmallGemm {
 
   const GemmLoops& loops_;
   GemmCall call_;  // addresses are filled in by `run`
-  Place left_, right_, result_, added_;
+  Place left_, right_, result_, addend_;
   bool adds_ = false;
 };
 

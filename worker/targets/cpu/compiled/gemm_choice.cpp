@@ -107,14 +107,14 @@ GemmChoices::Algorithm GemmChoices::fixed_algorithm(const GemmShape& shape) {
   if (!has_onednn_) {
     constexpr int64_t kSize = 8;
     std::array<float, kSize * kSize> zeros{}, result{};
-    tr_product product{};
-    product.struct_size = sizeof(product);
-    product.dtype = dtype_of(GemmType::kFloat);
-    product.way = TR_PRODUCT_ONEDNN;
-    product.rows = product.columns = product.depth = kSize;
-    product.left = product.right = {zeros.data(), 0, kSize, 1};
-    product.result = {result.data(), 0, kSize, 1};
-    has_onednn_ = options_.library(product);
+    tr_matmul matmul{};
+    matmul.struct_size = sizeof(matmul);
+    matmul.dtype = dtype_of(GemmType::kFloat);
+    matmul.algorithm = TR_MATMUL_ONEDNN;
+    matmul.rows = matmul.columns = matmul.depth = kSize;
+    matmul.left = matmul.right = {zeros.data(), 0, kSize, 1};
+    matmul.result = {result.data(), 0, kSize, 1};
+    has_onednn_ = options_.library(matmul);
   }
   return *has_onednn_ ? Algorithm::kOneDnn : Algorithm::kLibrary;
 }
@@ -171,25 +171,25 @@ GemmChoices::Algorithm GemmChoices::measured(const GemmShape& shape) const {
                             return true;
                           }});
   }
-  tr_product product{};
-  product.struct_size = sizeof(product);
-  product.dtype = dtype_of(shape.type);
-  product.batches = shape.batches;
-  product.rows = shape.rows;
-  product.columns = shape.columns;
-  product.depth = shape.depth;
-  product.left = shape.left_transposed ? tr_matrix{left.data(), lefts, 1, shape.rows}
-                                       : tr_matrix{left.data(), lefts, shape.depth, 1};
-  product.right =
+  tr_matmul matmul{};
+  matmul.struct_size = sizeof(matmul);
+  matmul.dtype = dtype_of(shape.type);
+  matmul.batches = shape.batches;
+  matmul.rows = shape.rows;
+  matmul.columns = shape.columns;
+  matmul.depth = shape.depth;
+  matmul.left = shape.left_transposed ? tr_matrix{left.data(), lefts, 1, shape.rows}
+                                      : tr_matrix{left.data(), lefts, shape.depth, 1};
+  matmul.right =
       shape.right_row_major ? tr_matrix{nullptr, rights, shape.columns, 1} : tr_matrix{nullptr, rights, 1, shape.depth};
-  product.result = {result.data(), results, shape.columns, 1};
-  const auto library = [&](tr_product_way way) {
-    product.way = way;
-    product.right.data = weights_at();
-    return options_.library(product);
+  matmul.result = {result.data(), results, shape.columns, 1};
+  const auto library = [&](tr_matmul_algorithm algorithm) {
+    matmul.algorithm = algorithm;
+    matmul.right.data = weights_at();
+    return options_.library(matmul);
   };
-  candidates.push_back({Algorithm::kLibrary, [&] { return library(TR_PRODUCT_AS_OP); }});
-  if (shape.may_be_onednn()) candidates.push_back({Algorithm::kOneDnn, [&] { return library(TR_PRODUCT_ONEDNN); }});
+  candidates.push_back({Algorithm::kLibrary, [&] { return library(TR_MATMUL_AS_OP); }});
+  if (shape.may_be_onednn()) candidates.push_back({Algorithm::kOneDnn, [&] { return library(TR_MATMUL_ONEDNN); }});
 
   const size_t samples = batches * rights * shape.rows >= kLong ? kSamplesOfLong : kSamples;
   for (size_t i = 0; i <= samples; ++i) {  // the first round wakes the threads

@@ -22,8 +22,8 @@ class GemmChoices {
   struct Options {
     const GemmLoops* loops = nullptr;
     ParallelFor threads;  // null: the calling thread runs everything
-    // Computes a GEMM with a library (tr_product, plugin.h). Null if there is none, and then nothing is chosen.
-    std::function<bool(const tr_product& product)> library;
+    // Computes a GEMM with a library (tr_matmul, plugin.h). Null if there is none, and then nothing is chosen.
+    std::function<bool(const tr_matmul& matmul)> library;
     // If set, nothing is measured, because each process must give the same bits. Then the loops compute what they
     // support, and oneDNN the rest.
     bool fixed = false;
@@ -39,7 +39,7 @@ class GemmChoices {
   Algorithm algorithm(const GemmShape& shape);
   bool is_fixed() const { return options_.fixed; }
   // The library, for kOneDnn.
-  const std::function<bool(const tr_product& product)>& library() const { return options_.library; }
+  const std::function<bool(const tr_matmul& matmul)>& library() const { return options_.library; }
   bool wants_measuring() const { return !wanted_.empty(); }
   // Measures one of the requested classes, which takes some milliseconds. Returns false if there is none.
   bool measure();

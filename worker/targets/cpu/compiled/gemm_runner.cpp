@@ -15,7 +15,7 @@ namespace {
 class GemmProgram final : public LoopProgram {
  public:
   GemmProgram(const GemmRunnerOptions& options, const ir::Graph& graph)
-      : LoopProgram(graph, ir::GroupKind::kMatmulEpilogue), options_(options), candidates_(count()) {}
+      : LoopProgram(graph, ir::GroupKind::kMatmul), options_(options), candidates_(count()) {}
 
  private:
   // The implementations that can compute a GEMM.
@@ -50,9 +50,9 @@ class GemmProgram final : public LoopProgram {
     }
     if (candidates.library->run(buffers, options_.choices->library())) return true;
     reject(index);  // the op computes it in the next run, or reports why it cannot
-    std::snprintf(error->kind, sizeof(error->kind), "RuntimeError");
+    std::snprintf(error->exception_type, sizeof(error->exception_type), "RuntimeError");
     std::snprintf(error->message, sizeof(error->message), "oneDNN does not support this matmul");
-    error->repeat = 1;
+    error->retry_as_nodes = 1;
     return false;
   }
   std::string reason(size_t index) const override {
@@ -79,13 +79,13 @@ class GemmRunner final : public Runner {
   std::string description() const override { return {}; }
   bool accepts(const ir::Graph&, uint32_t) override { return false; }
   bool accepts_group(const ir::Graph&, const ir::Group& group) override {
-    return group.kind == ir::GroupKind::kMatmulEpilogue && group.first == group.last;
+    return group.kind == ir::GroupKind::kMatmul && group.first == group.last;
   }
   uint64_t generation() const override { return options_.choices->generation(); }
   // The worker is idle: measures a GEMM.
   void on_idle() override {
     if (!options_.choices->wants_measuring()) return;
-    if (options_.begins) options_.begins(true);
+    if (options_.notify_threads) options_.notify_threads(true);
     options_.choices->measure();
   }
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {

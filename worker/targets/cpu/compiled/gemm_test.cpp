@@ -39,14 +39,14 @@ std::vector<const GemmLoops*> all_loops() {
 struct Case {
   int64_t rows = 1, depth = 1, columns = 1;
   std::string dtype = "f32";  // bf16, f16
-  std::string added = "";     // "[columns]", "[rows, columns]", "[rows, 1]", "[]"
+  std::string addend = "";    // "[columns]", "[rows, columns]", "[rows, 1]", "[]"
   double alpha = 1, beta = 1;
   int64_t gap = 0;  // between rows of operands and results
 };
 
 std::string describe(const Case& c) {
   return c.dtype + " " + std::to_string(c.rows) + "x" + std::to_string(c.depth) + "x" + std::to_string(c.columns) +
-         " + " + c.added;
+         " + " + c.addend;
 }
 
 // A graph with one GEMM, and its memory.
@@ -58,25 +58,25 @@ class Bench {
     text += "  b3: fresh(" + std::to_string(bytes(c.rows * line + 1)) + ") survives\n";
     text += "  %0: " + c.dtype + view(c.rows, c.depth, left_line, 1) + " @b0\n";
     text += "  %1: " + c.dtype + view(c.depth, c.columns, 1, right_line) + " @b1\n";
-    const std::string result = std::string("  %") + (c.added.empty() ? "2" : "3") + ": " + c.dtype +
+    const std::string result = std::string("  %") + (c.addend.empty() ? "2" : "3") + ": " + c.dtype +
                                view(c.rows, c.columns, line, 1) + " @b3 = ";
-    if (c.added.empty()) {
+    if (c.addend.empty()) {
       text += result + "aten::mm(%0, %1)\n}\n";
     } else {
-      const bool rows = c.added.starts_with("[rows"), columns = c.added.ends_with("columns]");
+      const bool rows = c.addend.starts_with("[rows"), columns = c.addend.ends_with("columns]");
       const std::string strides = rows && columns ? "{" + std::to_string(line) + ", 1}"
                                   : rows          ? "{2, 1}"
                                   : columns       ? "{1}"
                                                   : "{}";
-      std::string sizes = c.added;
+      std::string sizes = c.addend;
       const auto put = [&](const std::string& name, int64_t value) {
         if (const size_t at = sizes.find(name); at != std::string::npos)
           sizes.replace(at, name.size(), std::to_string(value));
       };
       put("rows", c.rows);
       put("columns", c.columns);
-      added_row_ = rows ? (columns ? line : 2) : 0;
-      added_column_ = columns ? 1 : 0;
+      addend_row_ = rows ? (columns ? line : 2) : 0;
+      addend_column_ = columns ? 1 : 0;
       text += "  %2: " + c.dtype + sizes + strides + " @b2\n" + result +
               "aten::addmm(%2, %0, %1, beta=" + number(c.beta) + ", alpha=" + number(c.alpha) + ")\n}\n";
     }
@@ -84,7 +84,7 @@ class Bench {
     EXPECT_TRUE(status.ok()) << status.message() << text;
     fill(&left_, c.rows * left_line + 1);
     fill(&right_, c.columns * right_line + 1);
-    fill(&added_, std::max(c.rows * line, 2 * c.rows) + 1);
+    fill(&addend_, std::max(c.rows * line, 2 * c.rows) + 1);
     result_.assign(static_cast<size_t>(bytes(c.rows * line + 1)), std::byte{0x55});
     left_line_ = left_line;
     line_ = line;
@@ -95,14 +95,14 @@ class Bench {
     return SmallGemm::bind(graph_, graph_.nodes[0], values_, loops);
   }
 
-  void run(const SmallGemm& product, const ParallelFor& parallel = nullptr) {
+  void run(const SmallGemm& matmul, const ParallelFor& parallel = nullptr) {
     std::vector<tr_buffer> buffers(4);
-    std::vector<std::byte>* const memory[] = {&left_, &right_, &added_, &result_};
+    std::vector<std::byte>* const memory[] = {&left_, &right_, &addend_, &result_};
     for (size_t b = 0; b < 4; ++b) {
       buffers[b].data = memory[b]->data();
       buffers[b].nbytes = memory[b]->size();
     }
-    product.run(buffers, parallel);
+    matmul.run(buffers, parallel);
   }
 
   // Returns an empty string, or what is wrong.
@@ -117,7 +117,7 @@ class Bench {
           size += std::abs(term);
         }
         double expected = c_.alpha * sum, error = std::abs(c_.alpha) * size * 0x1p-22;
-        if (!c_.added.empty() && c_.beta != 0) expected += c_.beta * added(r, n);
+        if (!c_.addend.empty() && c_.beta != 0) expected += c_.beta * addend(r, n);
         error += std::abs(expected) * unit * 1.01 + 1e-30;
         const double got = result(r, n);
         const bool same = std::isnan(expected) ? std::isnan(got) : expected == got || std::abs(got - expected) <= error;
@@ -143,7 +143,7 @@ class Bench {
     write(right_, static_cast<size_t>(n * left_line_ + k), value, c_.dtype);
   }
   void set_added(float value) {
-    for (size_t i = 0; i < added_.size() / item(c_.dtype); ++i) write(added_, i, value, c_.dtype);
+    for (size_t i = 0; i < addend_.size() / item(c_.dtype); ++i) write(addend_, i, value, c_.dtype);
   }
   const std::vector<std::byte>& result() const { return result_; }
 
@@ -164,8 +164,8 @@ class Bench {
   }
   float left(int64_t r, int64_t k) const { return read(left_, static_cast<size_t>(r * left_line_ + k), c_.dtype); }
   float right(int64_t n, int64_t k) const { return read(right_, static_cast<size_t>(n * left_line_ + k), c_.dtype); }
-  float added(int64_t r, int64_t n) const {
-    return read(added_, static_cast<size_t>(r * added_row_ + n * added_column_), c_.dtype);
+  float addend(int64_t r, int64_t n) const {
+    return read(addend_, static_cast<size_t>(r * addend_row_ + n * addend_column_), c_.dtype);
   }
   float result(int64_t r, int64_t n) const { return read(result_, static_cast<size_t>(r * line_ + n), c_.dtype); }
 
@@ -173,16 +173,16 @@ class Bench {
   std::mt19937 random_;
   ir::Graph graph_;
   std::vector<int64_t> values_;
-  std::vector<std::byte> left_, right_, added_, result_;
-  int64_t left_line_ = 0, line_ = 0, added_row_ = 0, added_column_ = 0;
+  std::vector<std::byte> left_, right_, addend_, result_;
+  int64_t left_line_ = 0, line_ = 0, addend_row_ = 0, addend_column_ = 0;
 };
 
 std::string outcome(const Case& c) {
   for (const GemmLoops* loops : all_loops()) {
     Bench bench(c);
-    const std::unique_ptr<SmallGemm> product = bench.bind(*loops);
-    if (product == nullptr) return describe(c) + ": is not done";
-    bench.run(*product);
+    const std::unique_ptr<SmallGemm> matmul = bench.bind(*loops);
+    if (matmul == nullptr) return describe(c) + ": is not done";
+    bench.run(*matmul);
     if (std::string error = bench.compare(); !error.empty()) return error;
   }
   return "";
@@ -205,20 +205,21 @@ TEST(SmallGemm, TakesHalfTypes) {
   for (const char* dtype : {"bf16", "f16"}) {
     for (const int64_t depth : {1, 15, 33, 1100}) {
       EXPECT_EQ(outcome({.rows = 5, .depth = depth, .columns = 9, .dtype = dtype}), "");
-      EXPECT_EQ(outcome({.rows = 2, .depth = depth, .columns = 6, .dtype = dtype, .added = "[columns]", .gap = 3}), "");
+      EXPECT_EQ(outcome({.rows = 2, .depth = depth, .columns = 6, .dtype = dtype, .addend = "[columns]", .gap = 3}),
+                "");
     }
   }
 }
 
 TEST(SmallGemm, AddsWhatIsBroadcast) {
   for (const char* dtype : {"f32", "bf16", "f16"}) {
-    for (const char* added : {"[columns]", "[rows, columns]", "[rows, 1]", "[]"}) {
-      EXPECT_EQ(outcome({.rows = 5, .depth = 40, .columns = 11, .dtype = dtype, .added = added}), "");
+    for (const char* addend : {"[columns]", "[rows, columns]", "[rows, 1]", "[]"}) {
+      EXPECT_EQ(outcome({.rows = 5, .depth = 40, .columns = 11, .dtype = dtype, .addend = addend}), "");
       EXPECT_EQ(outcome({.rows = 3,
                          .depth = 20,
                          .columns = 6,
                          .dtype = dtype,
-                         .added = added,
+                         .addend = addend,
                          .alpha = -0.5,
                          .beta = 3,
                          .gap = 5}),
@@ -229,7 +230,7 @@ TEST(SmallGemm, AddsWhatIsBroadcast) {
 
 TEST(SmallGemm, WhatIsTimesZeroDoesNotCount) {
   for (const GemmLoops* loops : all_loops()) {
-    Bench bench({.rows = 3, .depth = 20, .columns = 6, .added = "[columns]", .beta = 0});
+    Bench bench({.rows = 3, .depth = 20, .columns = 6, .addend = "[columns]", .beta = 0});
     bench.set_added(kNaN);
     bench.run(*bench.bind(*loops));
     EXPECT_EQ(bench.compare(), "");
@@ -274,17 +275,17 @@ TEST(SmallGemm, LeavesTheRestToOthers) {
     EXPECT_TRUE(ir::evaluate(graph, nullptr, &values).ok());
     return SmallGemm::bind(graph, graph.nodes[0], values, loops) != nullptr;
   };
-  const auto product = [&](const std::string& left, const std::string& right, const std::string& result) {
+  const auto matmul = [&](const std::string& left, const std::string& right, const std::string& result) {
     return binds("  %0: " + left + " @b0\n  %1: " + right + " @b1\n  %2: " + result + " @b2 = aten::mm(%0, %1)\n");
   };
-  EXPECT_TRUE(product("f32[3, 8]{8, 1}", "f32[8, 5]{1, 8}", "f32[3, 5]{5, 1}"));
-  EXPECT_FALSE(product("f32[3, 8]{8, 1}", "f32[8, 5]{5, 1}", "f32[3, 5]{5, 1}"));  // row-major weights
-  EXPECT_FALSE(product("f32[3, 8]{1, 3}", "f32[8, 5]{1, 8}", "f32[3, 5]{5, 1}"));  // column-major left operand
-  EXPECT_FALSE(product("f32[3, 8]{8, 1}", "f32[8, 5]{1, 8}", "f32[3, 5]{1, 3}"));  // column-major result
-  EXPECT_FALSE(product("f64[3, 8]{8, 1}", "f64[8, 5]{1, 8}", "f64[3, 5]{5, 1}"));
-  EXPECT_FALSE(product("f32[3, 8]{8, 1}", "f32[7, 5]{1, 7}", "f32[3, 5]{5, 1}"));  // ATen reports this error
-  EXPECT_FALSE(product("f32[0, 8]{8, 1}", "f32[8, 5]{1, 8}", "f32[0, 5]{5, 1}"));
-  EXPECT_FALSE(product("f32[3, 0]{1, 1}", "f32[0, 5]{1, 1}", "f32[3, 5]{5, 1}"));  // the result is all zeros
+  EXPECT_TRUE(matmul("f32[3, 8]{8, 1}", "f32[8, 5]{1, 8}", "f32[3, 5]{5, 1}"));
+  EXPECT_FALSE(matmul("f32[3, 8]{8, 1}", "f32[8, 5]{5, 1}", "f32[3, 5]{5, 1}"));  // row-major weights
+  EXPECT_FALSE(matmul("f32[3, 8]{1, 3}", "f32[8, 5]{1, 8}", "f32[3, 5]{5, 1}"));  // column-major left operand
+  EXPECT_FALSE(matmul("f32[3, 8]{8, 1}", "f32[8, 5]{1, 8}", "f32[3, 5]{1, 3}"));  // column-major result
+  EXPECT_FALSE(matmul("f64[3, 8]{8, 1}", "f64[8, 5]{1, 8}", "f64[3, 5]{5, 1}"));
+  EXPECT_FALSE(matmul("f32[3, 8]{8, 1}", "f32[7, 5]{1, 7}", "f32[3, 5]{5, 1}"));  // ATen reports this error
+  EXPECT_FALSE(matmul("f32[0, 8]{8, 1}", "f32[8, 5]{1, 8}", "f32[0, 5]{5, 1}"));
+  EXPECT_FALSE(matmul("f32[3, 0]{1, 1}", "f32[0, 5]{1, 1}", "f32[3, 5]{5, 1}"));  // the result is all zeros
 }
 
 // --- which implementation is chosen ----------------------------------------------------------------------------------
@@ -295,7 +296,7 @@ struct Clock {
   bool slow() { return (now += 5) > 0; }
 };
 
-GemmChoices::Options options(std::function<bool(const tr_product&)> library, Clock* clock = nullptr) {
+GemmChoices::Options options(std::function<bool(const tr_matmul&)> library, Clock* clock = nullptr) {
   GemmChoices::Options made;
   made.loops = all_loops().back();
   made.library = std::move(library);
@@ -308,10 +309,10 @@ constexpr GemmShape kSmall{GemmType::kFloat, 3, 70, 60};
 TEST(GemmChoices, TheFasterOneDoesIt) {
   if (all_loops().empty()) GTEST_SKIP();
   Clock clock;
-  const auto slow = [&](const tr_product&) { return clock.slow(); };
+  const auto slow = [&](const tr_matmul&) { return clock.slow(); };
   int calls = 0;
-  const auto fast = [&](const tr_product&) { return ++calls > 0; };
-  const auto chosen_by = [&](const std::function<bool(const tr_product&)>& library) {
+  const auto fast = [&](const tr_matmul&) { return ++calls > 0; };
+  const auto chosen_by = [&](const std::function<bool(const tr_matmul&)>& library) {
     GemmChoices choices(options(library, &clock));
     EXPECT_EQ(choices.algorithm(kSmall), GemmChoices::Algorithm::kUnknown);
     EXPECT_EQ(choices.algorithm(kSmall), GemmChoices::Algorithm::kUnknown);
@@ -329,14 +330,14 @@ TEST(GemmChoices, TheFasterOneDoesIt) {
   EXPECT_EQ(chosen_by(fast), GemmChoices::Algorithm::kLibrary);
   EXPECT_GT(calls, 0);
   // the library does not support it
-  EXPECT_EQ(chosen_by([](const tr_product&) { return false; }), GemmChoices::Algorithm::kLoops);
+  EXPECT_EQ(chosen_by([](const tr_matmul&) { return false; }), GemmChoices::Algorithm::kLoops);
 }
 
 TEST(GemmChoices, TheLibraryIsGivenTheProduct) {
   if (all_loops().empty()) GTEST_SKIP();
-  tr_product seen{};
-  GemmChoices choices(options([&](const tr_product& product) {
-    seen = product;
+  tr_matmul seen{};
+  GemmChoices choices(options([&](const tr_matmul& matmul) {
+    seen = matmul;
     return true;
   }));
   choices.algorithm({GemmType::kBFloat16, 9, 100, 300});
@@ -352,7 +353,7 @@ TEST(GemmChoices, IsRemembered) {
   const std::string folder = ::testing::TempDir() + "/product_choices";
   std::filesystem::remove_all(folder);
   const auto make = [&](const std::string& about) {
-    GemmChoices::Options made = options([](const tr_product&) { return true; });
+    GemmChoices::Options made = options([](const tr_matmul&) { return true; });
     made.folder = folder;
     made.about = about;
     return GemmChoices(std::move(made));
@@ -368,7 +369,7 @@ TEST(GemmChoices, IsRemembered) {
 
 TEST(GemmChoices, NothingIsMeasuredWhereBitsAreFixed) {
   if (all_loops().empty()) GTEST_SKIP();
-  GemmChoices::Options made = options([](const tr_product&) { return true; });
+  GemmChoices::Options made = options([](const tr_matmul&) { return true; });
   made.fixed = true;
   GemmChoices choices(std::move(made));
   EXPECT_EQ(choices.algorithm(kSmall), GemmChoices::Algorithm::kLoops);
@@ -381,9 +382,9 @@ TEST(GemmChoices, OneDnnDoesWhatItIsFasterAt) {
   if (all_loops().empty()) GTEST_SKIP();
   const auto chosen_by = [](int slow, bool can, const GemmShape& shape) {
     Clock clock;
-    const auto library = [&](const tr_product& product) {
-      if (product.way == slow) clock.slow();
-      return can || product.way != TR_PRODUCT_ONEDNN;
+    const auto library = [&](const tr_matmul& matmul) {
+      if (matmul.algorithm == slow) clock.slow();
+      return can || matmul.algorithm != TR_MATMUL_ONEDNN;
     };
     GemmChoices choices(options(library, &clock));
     if (choices.algorithm(shape) == GemmChoices::Algorithm::kUnknown) {
@@ -394,20 +395,20 @@ TEST(GemmChoices, OneDnnDoesWhatItIsFasterAt) {
   GemmShape batch = kLarge;
   batch.batches = 6;
   for (const GemmShape& shape : {kLarge, batch}) {
-    EXPECT_EQ(chosen_by(TR_PRODUCT_AS_OP, true, shape), GemmChoices::Algorithm::kOneDnn);
-    EXPECT_EQ(chosen_by(TR_PRODUCT_ONEDNN, true, shape), GemmChoices::Algorithm::kLibrary);
-    EXPECT_EQ(chosen_by(TR_PRODUCT_AS_OP, false, shape), GemmChoices::Algorithm::kLibrary);
+    EXPECT_EQ(chosen_by(TR_MATMUL_AS_OP, true, shape), GemmChoices::Algorithm::kOneDnn);
+    EXPECT_EQ(chosen_by(TR_MATMUL_ONEDNN, true, shape), GemmChoices::Algorithm::kLibrary);
+    EXPECT_EQ(chosen_by(TR_MATMUL_AS_OP, false, shape), GemmChoices::Algorithm::kLibrary);
   }
   // With few rows, the loops are a third alternative.
   const GemmShape few{.rows = 32, .columns = 512, .depth = 512};
-  EXPECT_NE(chosen_by(TR_PRODUCT_AS_OP, true, few), GemmChoices::Algorithm::kLibrary);
-  EXPECT_EQ(chosen_by(TR_PRODUCT_ONEDNN, true, few), GemmChoices::Algorithm::kLibrary);
-  EXPECT_EQ(chosen_by(TR_PRODUCT_AS_OP, false, few), GemmChoices::Algorithm::kLoops);
+  EXPECT_NE(chosen_by(TR_MATMUL_AS_OP, true, few), GemmChoices::Algorithm::kLibrary);
+  EXPECT_EQ(chosen_by(TR_MATMUL_ONEDNN, true, few), GemmChoices::Algorithm::kLibrary);
+  EXPECT_EQ(chosen_by(TR_MATMUL_AS_OP, false, few), GemmChoices::Algorithm::kLoops);
 }
 
 TEST(GemmChoices, OneDnnIsNotAskedWhatTakesNoTime) {
   if (all_loops().empty()) GTEST_SKIP();
-  GemmChoices choices(options([](const tr_product&) { return true; }));
+  GemmChoices choices(options([](const tr_matmul&) { return true; }));
   EXPECT_EQ(choices.algorithm({.rows = 60, .columns = 60, .depth = 60}), GemmChoices::Algorithm::kLibrary);
   EXPECT_EQ(choices.algorithm({.type = GemmType::kHalf, .rows = 600, .columns = 600, .depth = 60}),
             GemmChoices::Algorithm::kLibrary);
@@ -416,9 +417,9 @@ TEST(GemmChoices, OneDnnIsNotAskedWhatTakesNoTime) {
 
 TEST(GemmChoices, TheLibraryIsGivenHowMatricesLie) {
   if (all_loops().empty()) GTEST_SKIP();
-  tr_product seen{};
-  GemmChoices choices(options([&](const tr_product& product) {
-    seen = product;
+  tr_matmul seen{};
+  GemmChoices choices(options([&](const tr_matmul& matmul) {
+    seen = matmul;
     return true;
   }));
   const GemmShape shape{.rows = 60, .columns = 100, .depth = 300, .batches = 5};
@@ -430,12 +431,12 @@ TEST(GemmChoices, TheLibraryIsGivenHowMatricesLie) {
       choices.algorithm(lies);
       EXPECT_TRUE(choices.measure());  // its layout makes it a class of its own
       EXPECT_EQ(seen.batches, 4);
-      EXPECT_EQ(seen.left.batch, 64 * 256);
-      EXPECT_EQ(seen.left.row, left ? 1 : 256);
-      EXPECT_EQ(seen.left.column, left ? 64 : 1);
-      EXPECT_EQ(seen.right.row, right ? 128 : 1);
-      EXPECT_EQ(seen.right.column, right ? 1 : 256);
-      EXPECT_EQ(seen.result.row, 128);
+      EXPECT_EQ(seen.left.batch_stride, 64 * 256);
+      EXPECT_EQ(seen.left.row_stride, left ? 1 : 256);
+      EXPECT_EQ(seen.left.column_stride, left ? 64 : 1);
+      EXPECT_EQ(seen.right.row_stride, right ? 128 : 1);
+      EXPECT_EQ(seen.right.column_stride, right ? 1 : 256);
+      EXPECT_EQ(seen.result.row_stride, 128);
     }
   }
 }
@@ -453,7 +454,7 @@ TEST(GemmChoices, OneDnnDoesItWhereBitsAreFixed) {
   if (all_loops().empty()) GTEST_SKIP();
   for (const bool can : {true, false}) {
     GemmChoices::Options made =
-        options([=](const tr_product& product) { return can || product.way != TR_PRODUCT_ONEDNN; });
+        options([=](const tr_matmul& matmul) { return can || matmul.algorithm != TR_MATMUL_ONEDNN; });
     made.fixed = true;
     GemmChoices choices(std::move(made));
     EXPECT_EQ(choices.algorithm(kLarge), can ? GemmChoices::Algorithm::kOneDnn : GemmChoices::Algorithm::kLibrary);
@@ -465,7 +466,7 @@ TEST(GemmChoices, OneDnnDoesItWhereBitsAreFixed) {
 // --- GEMMs by a library ----------------------------------------------------------------------------------------------
 
 // The arguments that a library gets for the last node of a graph; nothing if LibraryGemm rejects the node.
-std::optional<tr_product> given(const std::string& nodes) {
+std::optional<tr_matmul> given(const std::string& nodes) {
   ir::Graph graph;
   const Status status = ir::parse_graph(
       "graph() {\n  b0: input survives\n  b1: input survives\n  b2: input survives\n  b3: fresh(4096) survives\n" +
@@ -474,67 +475,68 @@ std::optional<tr_product> given(const std::string& nodes) {
   EXPECT_TRUE(status.ok()) << status.message() << nodes;
   std::vector<int64_t> values;
   EXPECT_TRUE(ir::evaluate(graph, nullptr, &values).ok());
-  const std::unique_ptr<LibraryGemm> product = LibraryGemm::bind(graph, graph.nodes.back(), values);
-  if (product == nullptr) return std::nullopt;
+  const std::unique_ptr<LibraryGemm> matmul = LibraryGemm::bind(graph, graph.nodes.back(), values);
+  if (matmul == nullptr) return std::nullopt;
   std::vector<float> memory(4096);
   std::vector<tr_buffer> buffers(4);
   for (size_t b = 0; b < 4; ++b) buffers[b].data = memory.data() + b * 1000;
-  std::optional<tr_product> seen;
-  EXPECT_TRUE(product->run(buffers, [&](const tr_product& given) {
+  std::optional<tr_matmul> seen;
+  EXPECT_TRUE(matmul->run(buffers, [&](const tr_matmul& given) {
     seen = given;
     const auto at = [&](const tr_matrix& matrix) {
       return matrix.data == nullptr ? -1 : static_cast<float*>(matrix.data) - memory.data();
     };
     EXPECT_EQ(at(given.left), 0);
     EXPECT_EQ(at(given.right), 1002);
-    EXPECT_EQ(at(given.added), given.added.data == nullptr ? -1 : 2000);
+    EXPECT_EQ(at(given.addend), given.addend.data == nullptr ? -1 : 2000);
     EXPECT_EQ(at(given.result), 3000);
     return true;
   }));
-  EXPECT_FALSE(product->run(buffers, [](const tr_product&) { return false; }));
+  EXPECT_FALSE(matmul->run(buffers, [](const tr_matmul&) { return false; }));
   return seen;
 }
 
-std::optional<tr_product> mm(const std::string& left, const std::string& right, const std::string& result,
-                             const char* op = "mm") {
+std::optional<tr_matmul> mm(const std::string& left, const std::string& right, const std::string& result,
+                            const char* op = "mm") {
   return given("  %0: " + left + " @b0\n  %1: " + right + " @b1 + 2\n  %2: " + result + " @b3 = aten::" + op +
                "(%0, %1)\n");
 }
 
-std::optional<tr_product> addmm(const std::string& added, const std::string& numbers, bool batches = false) {
+std::optional<tr_matmul> addmm(const std::string& addend, const std::string& numbers, bool batches = false) {
   const char* batch = batches ? "4, " : "";
   const auto matrix = [&](const char* sizes, const char* first, const char* strides) {
     return std::string("f32[") + batch + sizes + "]{" + (batches ? first : "") + strides + "}";
   };
   return given("  %0: " + matrix("3, 8", "24, ", "8, 1") + " @b0\n  %1: " + matrix("8, 5", "40, ", "1, 8") +
-               " @b1 + 2\n  %2: " + added + " @b2\n  %3: " + matrix("3, 5", "15, ", "5, 1") +
+               " @b1 + 2\n  %2: " + addend + " @b2\n  %3: " + matrix("3, 5", "15, ", "5, 1") +
                " @b3 = aten::" + (batches ? "baddbmm" : "addmm") + "(%2, %0, %1, " + numbers + ")\n");
 }
 
 TEST(LibraryGemm, IsGivenAsItLies) {
   const auto plain = mm("f32[3, 8]{8, 1}", "f32[8, 5]{1, 9}", "f32[3, 5]{5, 1}");
   ASSERT_TRUE(plain);
-  EXPECT_EQ(plain->way, TR_PRODUCT_ONEDNN);
+  EXPECT_EQ(plain->algorithm, TR_MATMUL_ONEDNN);
   EXPECT_EQ(plain->batches, 0);
   EXPECT_EQ(std::tie(plain->rows, plain->columns, plain->depth), std::make_tuple(3, 5, 8));
-  EXPECT_EQ(std::tie(plain->left.row, plain->left.column), std::make_tuple(8, 1));
-  EXPECT_EQ(std::tie(plain->right.row, plain->right.column), std::make_tuple(1, 9));
-  EXPECT_EQ(plain->added.data, nullptr);
+  EXPECT_EQ(std::tie(plain->left.row_stride, plain->left.column_stride), std::make_tuple(8, 1));
+  EXPECT_EQ(std::tie(plain->right.row_stride, plain->right.column_stride), std::make_tuple(1, 9));
+  EXPECT_EQ(plain->addend.data, nullptr);
   const auto turned = mm("f32[3, 8]{1, 3}", "f32[8, 5]{5, 1}", "f32[3, 5]{5, 1}");
   ASSERT_TRUE(turned);
-  EXPECT_EQ(turned->left.column, 3);
-  EXPECT_EQ(turned->right.row, 5);
+  EXPECT_EQ(turned->left.column_stride, 3);
+  EXPECT_EQ(turned->right.row_stride, 5);
   const auto batch = mm("f32[4, 3, 8]{24, 8, 1}", "f32[4, 8, 5]{0, 1, 8}", "f32[4, 3, 5]{15, 5, 1}", "bmm");
   ASSERT_TRUE(batch);
   EXPECT_EQ(batch->batches, 4);
-  EXPECT_EQ(batch->left.batch, 24);
-  EXPECT_EQ(batch->right.batch, 0);
+  EXPECT_EQ(batch->left.batch_stride, 24);
+  EXPECT_EQ(batch->right.batch_stride, 0);
 }
 
 TEST(LibraryGemm, AddsWhatIsBroadcast) {
-  const auto strides = [](const std::optional<tr_product>& product) {
-    return product ? std::vector<int64_t>{product->added.batch, product->added.row, product->added.column}
-                   : std::vector<int64_t>{};
+  const auto strides = [](const std::optional<tr_matmul>& matmul) {
+    return matmul ? std::vector<int64_t>{matmul->addend.batch_stride, matmul->addend.row_stride,
+                                         matmul->addend.column_stride}
+                  : std::vector<int64_t>{};
   };
   using Strides = std::vector<int64_t>;
   EXPECT_EQ(strides(addmm("f32[5]{1}", "beta=1, alpha=1")), (Strides{0, 0, 1}));
@@ -545,7 +547,7 @@ TEST(LibraryGemm, AddsWhatIsBroadcast) {
   EXPECT_EQ(strides(addmm("f32[3, 5]{5, 1}", "beta=1, alpha=1", true)), (Strides{0, 5, 1}));
   const auto none = addmm("f32[5]{1}", "beta=0, alpha=1");  // with beta = 0 the operand is ignored
   ASSERT_TRUE(none);
-  EXPECT_EQ(none->added.data, nullptr);
+  EXPECT_EQ(none->addend.data, nullptr);
 }
 
 TEST(LibraryGemm, LeavesTheRestToOps) {

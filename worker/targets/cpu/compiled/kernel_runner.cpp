@@ -85,7 +85,8 @@ std::vector<ir::Sym> symbols_of_views(const ir::Graph& graph, const ir::Group& g
 }
 
 // Whether the group contains a group norm of channels-last float32 images. A kernel would read the few channels of a
-// group at each position, once per group. The ATen plugin has loops for it (worker/targets/aten/kernels/images.h).
+// group at each position, once per group. The ATen plugin has loops for it
+// (worker/targets/aten/kernels/images/images.h).
 bool norms_channels_last(const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values) {
   for (uint32_t n = group.first; n <= group.last; ++n) {
     const ir::Node& node = graph.nodes[n];
@@ -120,7 +121,7 @@ class KernelProgram : public RunnerProgram {
     }
   }
 
-  bool creates_buffer(uint32_t) const override { return false; }
+  bool allocates_buffer(uint32_t) const override { return false; }
 
   bool takes(uint32_t first, uint32_t, std::span<const int64_t> values) override {
     BoundGroup& group = group_at(first);
@@ -178,12 +179,12 @@ class KernelProgram : public RunnerProgram {
       codegen::cpu::IndexRecord failure;
       if (may_begin(group, buffers, &failure)) run_kernels(group, buffers, &failure);
       if (failure.operand != codegen::cpu::kNoFailure) {
-        std::snprintf(error->kind, sizeof(error->kind), "IndexError");
+        std::snprintf(error->exception_type, sizeof(error->exception_type), "IndexError");
         std::snprintf(error->message, sizeof(error->message),
                       "index %lld is out of bounds for dimension with size %lld", static_cast<long long>(failure.index),
                       static_cast<long long>(failure.bound));
         error->node = group.group.first;
-        error->repeat = 1;
+        error->retry_as_nodes = 1;
         return false;
       }
       if (run.times != nullptr) note_times(run, group.group, began);
@@ -495,8 +496,8 @@ class KernelRunner : public Runner {
   std::string description() const override { return options_.description; }
   bool accepts(const ir::Graph&, uint32_t) override { return false; }
   bool accepts_group(const ir::Graph&, const ir::Group& group) override {
-    const bool loops = group.kind == ir::GroupKind::kAttention || group.kind == ir::GroupKind::kMatmulEpilogue;
-    return !loops && (group_kinds() >> static_cast<uint32_t>(group.kind) & 1) != 0;
+    const bool loops = group.kind == ir::GroupKind::kAttention || group.kind == ir::GroupKind::kMatmul;
+    return !loops && (group_kind_mask() >> static_cast<uint32_t>(group.kind) & 1) != 0;
   }
   uint64_t generation() const override { return options_.cache->generation(); }
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
@@ -505,7 +506,7 @@ class KernelRunner : public Runner {
   }
   bool has_op(const char*) override { return false; }
   uint64_t kernels_compiled() const override { return options_.cache->compiled(); }
-  uint64_t groups_refused() const override { return refused_.load(std::memory_order_relaxed); }
+  uint64_t groups_without_kernel() const override { return refused_.load(std::memory_order_relaxed); }
 
  private:
   const KernelRunnerOptions options_;
@@ -520,10 +521,10 @@ std::unique_ptr<Runner> make_kernel_runner(KernelRunnerOptions options) {
   return std::make_unique<KernelRunner>(std::move(options));
 }
 
-uint32_t group_kinds() {
+uint32_t group_kind_mask() {
   return bit(ir::GroupKind::kPointwise) | bit(ir::GroupKind::kRowwise) | bit(ir::GroupKind::kReduce) |
          bit(ir::GroupKind::kMultiTensor) |
-         (host_target().empty() ? 0 : bit(ir::GroupKind::kAttention) | bit(ir::GroupKind::kMatmulEpilogue));
+         (host_target().empty() ? 0 : bit(ir::GroupKind::kAttention) | bit(ir::GroupKind::kMatmul));
 }
 
 std::string host_target() {

@@ -33,8 +33,8 @@ struct KernelRunnerOptions {
 std::unique_ptr<Runner> make_kernel_runner(KernelRunnerOptions options);
 
 // The kinds of groups that this runner, the attention runner and the GEMM runner accept, as bits of
-// ir::Capabilities::group_kinds.
-uint32_t group_kinds();
+// ir::Capabilities::group_kind_mask.
+uint32_t group_kind_mask();
 
 // The best target of this machine's processor, "x86-64-v4" or "x86-64-v3"; empty if kernels do not support it.
 std::string host_target();

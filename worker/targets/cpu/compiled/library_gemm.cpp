@@ -11,11 +11,11 @@ namespace torch_remote::worker::kernels {
 using ir::Arg;
 using ir::ArgTag;
 
-// Reads a node's arguments into a tr_product. Each function returns whether a library may compute it.
+// Reads a node's arguments into a tr_matmul. Each function returns whether a library may compute it.
 class LibraryGemmBinder {
  public:
   LibraryGemmBinder(const ir::Graph& graph, std::span<const int64_t> values, LibraryGemm* made)
-      : graph_(graph), values_(values), made_(made), product_(made->product_) {}
+      : graph_(graph), values_(values), made_(made), matmul_(made->matmul_) {}
 
   bool multiplies(const ir::Node& node, bool batches) {
     return operands(node.args[0], node.args[1], node.results[0], batches);
@@ -56,12 +56,12 @@ class LibraryGemmBinder {
 
   // Whether one of its dims has stride 1.
   static bool has_lines(const Matrices& m) {
-    return m.rows == 1 || m.columns == 1 || m.strides.row == 1 || m.strides.column == 1;
+    return m.rows == 1 || m.columns == 1 || m.strides.row_stride == 1 || m.strides.column_stride == 1;
   }
 
   static bool has_no_gaps(const Matrices& m) {
-    return (m.columns == 1 || m.strides.column == 1) && (m.rows == 1 || m.strides.row == m.columns) &&
-           (m.batches == 1 || m.strides.batch == m.rows * m.columns);
+    return (m.columns == 1 || m.strides.column_stride == 1) && (m.rows == 1 || m.strides.row_stride == m.columns) &&
+           (m.batches == 1 || m.strides.batch_stride == m.rows * m.columns);
   }
 
   bool operands(const Arg& left_arg, const Arg& right_arg, const Arg& result_arg, bool batches) {
@@ -73,15 +73,15 @@ class LibraryGemmBinder {
     }
     if (left->rows < 1 || left->columns < 1 || right->columns < 1 || left->batches < 1) return false;
     if (!has_lines(*left) || !has_lines(*right) || !has_no_gaps(*result)) return false;
-    product_.struct_size = sizeof(product_);
-    product_.dtype = static_cast<int>(ir::DType::kFloat32);
-    product_.batches = batches ? left->batches : 0;
-    product_.rows = left->rows;
-    product_.depth = left->columns;
-    product_.columns = right->columns;
-    product_.left = left->strides;
-    product_.right = right->strides;
-    product_.result = result->strides;
+    matmul_.struct_size = sizeof(matmul_);
+    matmul_.dtype = static_cast<int>(ir::DType::kFloat32);
+    matmul_.batches = batches ? left->batches : 0;
+    matmul_.rows = left->rows;
+    matmul_.depth = left->columns;
+    matmul_.columns = right->columns;
+    matmul_.left = left->strides;
+    matmul_.right = right->strides;
+    matmul_.result = result->strides;
     made_->left_ = place(left->view);
     made_->right_ = place(right->view);
     made_->result_ = place(result->view);
@@ -92,9 +92,9 @@ class LibraryGemmBinder {
   bool adds(const Arg& arg) {
     if (arg.tag != ArgTag::kView || graph_.views[arg.a].dynamic) return false;
     const ir::View& view = graph_.views[arg.a];
-    const size_t rank = view.sizes.size(), wanted_rank = product_.batches == 0 ? 2 : 3;
+    const size_t rank = view.sizes.size(), wanted_rank = matmul_.batches == 0 ? 2 : 3;
     if (view.dtype != ir::DType::kFloat32 || rank > wanted_rank) return false;
-    const int64_t wanted[3] = {product_.batches, product_.rows, product_.columns};
+    const int64_t wanted[3] = {matmul_.batches, matmul_.rows, matmul_.columns};
     int64_t strides[3] = {0, 0, 0};
     for (size_t d = 0; d < rank; ++d) {
       const int64_t size = values_[view.sizes[d]];
@@ -102,8 +102,8 @@ class LibraryGemmBinder {
       if (size != wanted[at] && size != 1) return false;
       if (size != 1) strides[at] = values_[view.strides[d]];
     }
-    product_.added = {nullptr, strides[0], strides[1], strides[2]};
-    made_->added_ = place(view);
+    matmul_.addend = {nullptr, strides[0], strides[1], strides[2]};
+    made_->addend_ = place(view);
     made_->adds_ = true;
     return true;
   }
@@ -111,7 +111,7 @@ class LibraryGemmBinder {
   const ir::Graph& graph_;
   const std::span<const int64_t> values_;
   LibraryGemm* const made_;
-  tr_product& product_;
+  tr_matmul& matmul_;
 };
 
 std::unique_ptr<LibraryGemm> LibraryGemm::bind(const ir::Graph& graph, const ir::Node& node,
@@ -126,33 +126,32 @@ std::unique_ptr<LibraryGemm> LibraryGemm::bind(const ir::Graph& graph, const ir:
   return fits ? std::move(made) : nullptr;
 }
 
-GemmShape shape_of(const tr_product& p) {
+GemmShape shape_of(const tr_matmul& p) {
   return {.type = GemmType::kFloat,
           .rows = p.rows,
           .columns = p.columns,
           .depth = p.depth,
           .batches = p.batches,
-          .left_transposed = p.left.column != 1 && p.depth != 1,
-          .right_row_major = p.right.row != 1 && p.depth != 1};
+          .left_transposed = p.left.column_stride != 1 && p.depth != 1,
+          .right_row_major = p.right.row_stride != 1 && p.depth != 1};
 }
 
 double LibraryGemm::points() const {
-  const auto batches = static_cast<double>(std::max<int64_t>(product_.batches, 1));
-  return gemm_points(batches * static_cast<double>(product_.columns) * static_cast<double>(product_.depth),
-                     product_.rows);
+  const auto batches = static_cast<double>(std::max<int64_t>(matmul_.batches, 1));
+  return gemm_points(batches * static_cast<double>(matmul_.columns) * static_cast<double>(matmul_.depth), matmul_.rows);
 }
 
-bool LibraryGemm::run(std::span<const tr_buffer> buffers, const std::function<bool(const tr_product&)>& library) const {
+bool LibraryGemm::run(std::span<const tr_buffer> buffers, const std::function<bool(const tr_matmul&)>& library) const {
   const auto at = [&](const Place& place) -> void* {
     return static_cast<std::byte*>(buffers[place.buffer].data) + place.offset;
   };
-  tr_product product = product_;
-  product.way = TR_PRODUCT_ONEDNN;
-  product.left.data = at(left_);
-  product.right.data = at(right_);
-  product.result.data = at(result_);
-  if (adds_) product.added.data = at(added_);
-  return library(product);
+  tr_matmul matmul = matmul_;
+  matmul.algorithm = TR_MATMUL_ONEDNN;
+  matmul.left.data = at(left_);
+  matmul.right.data = at(right_);
+  matmul.result.data = at(result_);
+  if (adds_) matmul.addend.data = at(addend_);
+  return library(matmul);
 }
 
 }  // namespace torch_remote::worker::kernels

@@ -12,7 +12,7 @@
 namespace torch_remote::worker::kernels {
 
 // The shape of a float32 GEMM.
-GemmShape shape_of(const tr_product& product);
+GemmShape shape_of(const tr_matmul& matmul);
 
 // `aten::mm`, `addmm`, `bmm` or `baddbmm` in float32 with the sizes of one run, as arguments for a library
 // (Runner::matmul).
@@ -23,11 +23,11 @@ class LibraryGemm {
   static std::unique_ptr<LibraryGemm> bind(const ir::Graph& graph, const ir::Node& node,
                                            std::span<const int64_t> values);
 
-  GemmShape shape() const { return shape_of(product_); }
+  GemmShape shape() const { return shape_of(matmul_); }
   // The estimated work, in points of compiled kernels (Launches::points).
   double points() const;
   // Returns false if the library does not support the GEMM.
-  bool run(std::span<const tr_buffer> buffers, const std::function<bool(const tr_product&)>& library) const;
+  bool run(std::span<const tr_buffer> buffers, const std::function<bool(const tr_matmul&)>& library) const;
 
  private:
   friend class LibraryGemmBinder;
@@ -38,8 +38,8 @@ class LibraryGemm {
 
   LibraryGemm() = default;
 
-  tr_product product_{};  // addresses are filled in by `run`
-  Place left_, right_, added_, result_;
+  tr_matmul matmul_{};  // addresses are filled in by `run`
+  Place left_, right_, addend_, result_;
   bool adds_ = false;
 };
 

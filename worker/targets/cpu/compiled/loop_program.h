@@ -21,7 +21,7 @@ class LoopProgram : public RunnerProgram {
  public:
   LoopProgram(const ir::Graph& graph, ir::GroupKind kind);
 
-  bool creates_buffer(uint32_t) const override { return false; }
+  bool allocates_buffer(uint32_t) const override { return false; }
   bool takes(uint32_t first, uint32_t last, std::span<const int64_t> values) override;
   std::string why_not_group(uint32_t first) const override;
   double work(uint32_t first, uint32_t last) const override;

@@ -30,7 +30,7 @@ uint64_t bytes_until_read(const ir::Graph& graph, const ir::Group& group, std::s
     bool reads = false;
     ir::for_each_access(graph.nodes[n], [&](uint32_t view, ir::Access access) {
       const uint32_t b = graph.views[view].buffer;
-      if (graph.buffers[b].in_group) return;
+      if (graph.buffers[b].group_local) return;
       const bool looks = access == ir::Access::kReads || access == ir::Access::kUpdates;
       reads |= n > group.last && seen[b] == Seen::kStored && looks;
       if (seen[b] == Seen::kNot) {

@@ -22,12 +22,12 @@ constexpr uint64_t kMegabyte = 1 << 20, kTensor = 4 * kMegabyte, kRow = 4096;
 // Tensors of 4 MB. A group writes b1 (and b6, which needs no memory); the third node reads b1.
 constexpr const char* kProgram = R"(graph() {
   b0: input
-  b1: fresh(4194304) ssa
-  b2: fresh(4194304) ssa
-  b3: fresh(4194304) survives ssa
+  b1: fresh(4194304) written_once
+  b2: fresh(4194304) written_once
+  b3: fresh(4194304) survives written_once
   b4: input
-  b5: fresh(4194304) survives ssa
-  b6: fresh(4194304) ssa in_group
+  b5: fresh(4194304) survives written_once
+  b6: fresh(4194304) written_once group_local
   group pointwise {
     %0: f32[1024, 1024]{1024, 1} @b0
     %6: f32[1024, 1024]{1024, 1} @b6 = aten::neg(%0)

@@ -7,8 +7,8 @@
 // FlashAttention-2 (Dao, 2023), with a running maximum and sum per query. The backward pass recomputes the scores.
 // Compiled for two levels of x86-64 (attention_loops.h); the caller chooses one.
 //
-// A task works on one head of keys and values, and on the rows of all query heads that share it. Row r is query r %
-// queries of the query head number r / queries among these.
+// A task works on one head of keys and values, and on the rows of all query heads that share it. The rows of the first
+// of these query heads come first, then those of the second one, and so on; each head has `queries` rows.
 namespace torch_remote::worker::kernels {
 
 enum class AttentionType : uint8_t { kNone, kFloat, kBFloat16, kHalf, kBool };

@@ -9,7 +9,7 @@ namespace torch_remote::worker::kernels {
 
 enum class GemmType : uint8_t { kFloat, kBFloat16, kHalf };
 
-// result[r][n] = alpha * (sum over k of left[r][k] * right[n][k]) + beta * added[r][n], computed in f32 and rounded
+// result[r][n] = alpha * (sum over k of left[r][k] * right[n][k]) + beta * addend[r][n], computed in f32 and rounded
 // once. The stride of k in left and right, and of n in the result, is 1; other strides are in elements.
 struct GemmCall {
   GemmType type = GemmType::kFloat;  // of all matrices but `left`
@@ -20,8 +20,8 @@ struct GemmCall {
   int64_t right_line = 0;
   void* result = nullptr;
   int64_t result_line = 0;
-  const void* added = nullptr;  // null: nothing is added (with beta 0 its contents are ignored)
-  int64_t added_row = 0, added_column = 0;
+  const void* addend = nullptr;  // null: nothing is added (with beta 0 its contents are ignored)
+  int64_t addend_row = 0, addend_column = 0;
   float alpha = 1, beta = 1;
 };
 

@@ -152,8 +152,8 @@ void run_tile(const GemmCall& call, int64_t row, int64_t column) {
   for (int r = 0; r < Rows; ++r) {
     for (int c = 0; c < Columns; ++c) {
       float value = call.alpha * sums[r][c];
-      if (call.added != nullptr) {
-        value += call.beta * read<Type>(call.added, (row + r) * call.added_row + (column + c) * call.added_column);
+      if (call.addend != nullptr) {
+        value += call.beta * read<Type>(call.addend, (row + r) * call.addend_row + (column + c) * call.addend_column);
       }
       write<Type>(call.result, (row + r) * call.result_line + column + c, value);
     }

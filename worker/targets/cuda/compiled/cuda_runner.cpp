@@ -68,8 +68,8 @@ class KernelUnit final : public Unit {
   KernelUnit(CudaDevice& device, const ir::Graph& graph, const ir::Group& group)
       : Unit(graph, group), device_(device) {}
 
-  Status run(std::span<const tr_buffer> buffers, uint64_t number) override {
-    return call_.run(device_, buffers, number);
+  Status run(std::span<const tr_buffer> buffers, uint64_t run_id) override {
+    return call_.run(device_, buffers, run_id);
   }
   const GroupCall& call() const { return call_; }
 
@@ -132,7 +132,7 @@ class CudaRunner final : public Runner {
       const bool good = has_kernel_dtypes(graph, graph.nodes[n]) && !reduces_nothing(graph, graph.nodes[n]);
       if (ordered || !good) return false;
     }
-    return (group_kinds() >> static_cast<uint32_t>(group.kind) & 1) != 0;
+    return (group_kind_mask() >> static_cast<uint32_t>(group.kind) & 1) != 0;
   }
 
   bool may_decline() const override { return true; }
@@ -159,7 +159,7 @@ class CudaRunner final : public Runner {
 
 std::unique_ptr<Runner> make_cuda_runner(CudaDevice& device) { return std::make_unique<CudaRunner>(device); }
 
-uint32_t group_kinds() {
+uint32_t group_kind_mask() {
   return bit(ir::GroupKind::kPointwise) | bit(ir::GroupKind::kRowwise) | bit(ir::GroupKind::kReduce) |
          bit(ir::GroupKind::kMultiTensor);
 }

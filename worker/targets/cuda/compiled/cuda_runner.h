@@ -12,7 +12,7 @@ namespace torch_remote::worker::cuda {
 // needed, and the run waits for it.
 std::unique_ptr<Runner> make_cuda_runner(CudaDevice& device);
 
-// The kinds of groups that the runner accepts, as bits of ir::Capabilities::group_kinds.
-uint32_t group_kinds();
+// The kinds of groups that the runner accepts, as bits of ir::Capabilities::group_kind_mask.
+uint32_t group_kind_mask();
 
 }  // namespace torch_remote::worker::cuda

@@ -38,6 +38,32 @@ codegen::Kernel make_copy_kernel(const StridedCopy& copy) {
   return kernel;
 }
 
+namespace {
+
+// Queues a copy for each position along the smallest dim.
+Status queue_copies(Gpu& gpu, KernelStore& kernels, const StridedCopy& copy) {
+  const auto smallest = std::ranges::min_element(copy.sizes) - copy.sizes.begin();
+  const auto others = [smallest](std::span<const int64_t> numbers) {
+    std::vector<int64_t> left(numbers.begin(), numbers.end());
+    left.erase(left.begin() + smallest);
+    return left;
+  };
+  const auto dim = static_cast<size_t>(smallest);
+  const std::vector<int64_t> sizes = others(copy.sizes), from = others(copy.from_strides), to = others(copy.to_strides);
+  StridedCopy part = copy;
+  part.sizes = sizes;
+  part.from_strides = from;
+  part.to_strides = to;
+  for (int64_t i = 0; i < copy.sizes[dim]; ++i) {
+    if (Status status = queue_copy(gpu, kernels, part); !status.ok()) return status;
+    part.from += static_cast<uint64_t>(copy.from_strides[dim] * ir::item_size(copy.from_type));
+    part.to += static_cast<uint64_t>(copy.to_strides[dim] * ir::item_size(copy.to_type));
+  }
+  return {};
+}
+
+}  // namespace
+
 Status queue_copy(Gpu& gpu, KernelStore& kernels, const StridedCopy& given) {
   StridedCopy copy = given;
   std::vector<int64_t> sizes(given.sizes.begin(), given.sizes.end());
@@ -59,6 +85,7 @@ Status queue_copy(Gpu& gpu, KernelStore& kernels, const StridedCopy& given) {
   copy.sizes = sizes;
   copy.from_strides = from;
   copy.to_strides = to;
+  if (sizes.size() > codegen::kMaxRows + 1) return queue_copies(gpu, kernels, copy);
   const LoadedKernel* loaded = nullptr;
   if (Status status = kernels.get(make_copy_kernel(copy), &loaded); !status.ok()) return status;
   std::vector<int64_t> strides = from;

@@ -14,14 +14,15 @@ namespace torch_remote::worker::cuda {
 struct StridedCopy {
   DevicePointer from = 0, to = 0;
   ir::DType from_type = ir::DType::kUInt8, to_type = ir::DType::kUInt8;
-  std::span<const int64_t> sizes, from_strides, to_strides;  // at most codegen::kMaxRows + 1 dims
+  std::span<const int64_t> sizes, from_strides, to_strides;
 };
 
-// A kernel with one load, one store and a conversion between them.
+// A kernel with one load, one store and a conversion between them. The copy must have 1 to codegen::kMaxRows + 1 dims.
 codegen::Kernel make_copy_kernel(const StridedCopy& copy);
 
 // Queues the copy; the GPU's context must be current. Elements of types that kernels lack are copied as bits; both
-// types must then be the same. Fails if the kernel cannot be compiled.
+// types must then be the same. If there are more dims than a kernel has, the smallest ones become several launches.
+// Fails if the kernel cannot be compiled.
 Status queue_copy(Gpu& gpu, KernelStore& kernels, const StridedCopy& copy);
 
 // The integer dtype with which kernels copy elements of this many bytes. Elements of 16 bytes are copied as two of 8.

@@ -162,9 +162,8 @@ void CudaDevice::copy_out(const StridedBytes& source, std::byte* destination, st
 bool CudaDevice::copy_out_staged(const View& view, std::byte*& to, RetainedMemory& retained) {
   const size_t bytes = view.nbytes();
   const auto inner = static_cast<int64_t>(bytes / static_cast<size_t>(view.sizes[0]));
-  const bool has_code = view.sizes.size() + (view.item_size == 16 ? 1 : 0) <= codegen::kMaxRows + 1;
-  if (bytes > out_.slot_bytes() || (!has_code && !view.is_packed())) {
-    const int64_t part = has_code ? std::max<int64_t>(1, static_cast<int64_t>(out_.slot_bytes()) / inner) : 1;
+  if (bytes > out_.slot_bytes()) {
+    const int64_t part = std::max<int64_t>(1, static_cast<int64_t>(out_.slot_bytes()) / inner);
     for (int64_t first = 0; first < view.sizes[0]; first += part) {
       if (!copy_out_staged(view.piece(first, std::min(part, view.sizes[0] - first)), to, retained)) return false;
     }

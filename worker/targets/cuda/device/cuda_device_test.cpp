@@ -119,7 +119,7 @@ TEST_F(OnGpus, MemoryThatIsNotThereFailsOneAllocation) {
   EXPECT_FALSE(device->memory().allocate(uint64_t{9} << 30, &none));
   gpus().fail_allocation(1);
   const tr_buffer y = allocate(*device, 40 << 20);  // Succeeds after the pool gave memory back.
-  EXPECT_EQ(device->memory().stats().failures, 1u);
+  EXPECT_EQ(device->memory().stats().num_ooms, 1u);
   const auto given = bytes(1000, 5);
   device->copy_in(x.data, *given, given);
   const auto got = read(*device, x.data, 1000);
@@ -189,17 +189,17 @@ TEST_F(OnGpus, IndexErrorsAreThoseOfTheCpu) {
   EXPECT_EQ(index_error({0, "aten::nll_loss_forward"}, 7, 3).message(), "Target 7 is out of bounds.");
   EXPECT_EQ(index_error({0, "aten::put_"}, 7, 3).message(),
             "out of range: tried to access index 7 on a tensor of 3 elements.");
-  EXPECT_EQ(index_error({0, "aten::bernoulli.out"}, 0, 0).kind(), "RuntimeError");
+  EXPECT_EQ(index_error({0, "aten::bernoulli.out"}, 0, 0).exception_type(), "RuntimeError");
   EXPECT_EQ(index_error({0, "aten::gather", 1}, -1, 3).message(),
             "index -1 is out of bounds for dimension 1 with size 3");
-  EXPECT_EQ(index_error({0, "aten::gather"}, -1, 3).kind(), "IndexError");
+  EXPECT_EQ(index_error({0, "aten::gather"}, -1, 3).exception_type(), "IndexError");
   // A kernel that also reports what is no index.
   IndexedOperand operand{0, "aten::embedding"};
   operand.describe = [](int64_t index, int64_t bound) {
     return bound < 0 ? "offset " + std::to_string(index) : std::string();
   };
   EXPECT_EQ(index_error(operand, 7, -1).message(), "offset 7");
-  EXPECT_EQ(index_error(operand, 7, -1).kind(), "RuntimeError");
+  EXPECT_EQ(index_error(operand, 7, -1).exception_type(), "RuntimeError");
   EXPECT_EQ(index_error(operand, 7, 3).message(), "index out of range in self");
 }
 

@@ -77,7 +77,7 @@ TEST(ToStatus, TellsMemoryAndLossApart) {
   EXPECT_TRUE(to_status(driver, Result::kSuccess, "cuMemAlloc").ok());
   const Status memory = to_status(driver, Result::kOutOfMemory, "cuMemAlloc");
   EXPECT_EQ(memory.code(), ErrorCode::kOutOfMemory);
-  EXPECT_EQ(memory.kind(), "OutOfMemoryError");
+  EXPECT_EQ(memory.exception_type(), "OutOfMemoryError");
   EXPECT_EQ(memory.message(), "cuda: cuMemAlloc: something (CUDA_ERROR_SOMETHING, 2)");
   EXPECT_EQ(to_status(driver, Result::kIllegalAddress, "cuLaunchKernel").code(), ErrorCode::kLost);
   EXPECT_EQ(to_status(driver, static_cast<Result>(718), "cuLaunchKernel").code(), ErrorCode::kLost);

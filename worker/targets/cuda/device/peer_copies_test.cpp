@@ -238,7 +238,7 @@ TEST_P(PeerCopies, OnesThatAreLeftOutOrDroppedStopNoOthers) {
         ASSERT_EQ(end.meet(), "+from GPU to GPU");
         const tr_buffer to = end.allocate(100);
         const Status left_out = end.receive(1, to, 100);
-        EXPECT_EQ(left_out.kind(), "IndexError");
+        EXPECT_EQ(left_out.exception_type(), "IndexError");
         EXPECT_EQ(left_out.message(), "index 9 is out of bounds");
         end.copies().drop(kPair, 1, DType::kFloat32, 400);  // As sessions do for sends that failed.
         end.copies().drop(kPair, 2, DType::kFloat32, 400);
@@ -273,7 +273,7 @@ TEST_P(PeerCopies, WithoutMemoryForItTheReceiverFailsAndOthersGoOn) {
         ASSERT_EQ(end.meet(), "+from GPU to GPU");
         const tr_buffer to = end.allocate(kLarge);
         const Status status = end.receive(1, to, kLarge);
-        EXPECT_EQ(status.kind(), "OutOfMemoryError");
+        EXPECT_EQ(status.exception_type(), "OutOfMemoryError");
         EXPECT_NE(status.message().find("a copy to another device"), std::string::npos) << status.message();
         EXPECT_TRUE(end.receive(2, to, 100).ok());
         EXPECT_TRUE(end.holds(to, 100, 3));

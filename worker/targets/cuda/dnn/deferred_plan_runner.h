@@ -81,7 +81,7 @@ class DeferredPlanUnit final : public Unit {
  private:
   Status plan(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) override {
     const ContextGuard current(lazy_library_.device().gpu());
-    math_ = lazy_library_.device().math();
+    math_modes_ = lazy_library_.device().math_modes();
     prepared_ = nullptr;
     if (Status planned = Kind::plan(graph(), group().first, values, &plan_, symbols); !planned.ok()) return planned;
     Library* const library = lazy_library_.get();
@@ -110,7 +110,7 @@ class DeferredPlanUnit final : public Unit {
   // False while the plan is being built, so that every prepare() checks it again. Also false once the plan's state or
   // the math modes have changed.
   bool is_still_valid(std::span<const int64_t>) const override {
-    if (lazy_library_.device().math() != math_) return false;
+    if (lazy_library_.device().math_modes() != math_modes_) return false;
     if (prepared_ == nullptr) return true;
     return state_ != DeferredPlanState::kWaiting && lazy_library_.get()->state(*prepared_) == state_;
   }
@@ -136,11 +136,11 @@ class DeferredPlanUnit final : public Unit {
     for (size_t i = plan_.before; i < steps.size() && status.ok(); ++i) status = do_step(steps[i], memory);
     return status;
   }
-  bool is_deterministic() const { return (math_ & ir::kDeterministic) != 0; }
+  bool is_deterministic() const { return (math_modes_ & ir::kDeterministic) != 0; }
 
   LazyLibrary<Library>& lazy_library_;
   OpKernels& kernels_;
-  ir::MathModes math_ = 0;
+  ir::MathModes math_modes_ = 0;
   typename Kind::Plan plan_;
   typename Library::Prepared prepared_;  // Null: Kind::plan() refused the node, or there is no library.
   DeferredPlanState state_ = DeferredPlanState::kRefused;

@@ -93,8 +93,8 @@ bool has_types(const ir::Graph& graph, const Gemm& gemm, bool scaled) {
               result = graph.views[gemm.result].dtype;
   if (scaled) {
     const bool both_wide = left == DType::kFloat8E5M2 && right == DType::kFloat8E5M2;
-    const bool has_bias = gemm.added != kNoView;
-    if (has_bias && (!is_half(result) || graph.views[gemm.added].dtype != result)) return false;
+    const bool has_bias = gemm.addend != kNoView;
+    if (has_bias && (!is_half(result) || graph.views[gemm.addend].dtype != result)) return false;
     return is_float8(left) && is_float8(right) && !both_wide && (is_half(result) || result == DType::kFloat32) &&
            graph.views[gemm.left_scale].dtype == DType::kFloat32 &&
            graph.views[gemm.right_scale].dtype == DType::kFloat32;
@@ -103,9 +103,9 @@ bool has_types(const ir::Graph& graph, const Gemm& gemm, bool scaled) {
   if (left == DType::kInt8) return result == DType::kInt32;
   const bool is_number = left == DType::kFloat32 || left == DType::kFloat64 || is_half(left) || ir::is_complex(left);
   if (!is_number || left == DType::kComplex32) return false;
-  if (gemm.added != kNoView) {
-    const DType added = graph.views[gemm.added].dtype;
-    if (added != result && !(is_half(added) && result == DType::kFloat32)) return false;
+  if (gemm.addend != kNoView) {
+    const DType addend = graph.views[gemm.addend].dtype;
+    if (addend != result && !(is_half(addend) && result == DType::kFloat32)) return false;
   }
   return result == left || (is_half(left) && result == DType::kFloat32);
 }
@@ -131,7 +131,7 @@ bool find_gemm(const ir::Graph& graph, const ir::Node& node, Gemm* gemm) {
   const auto adds = [&] {
     found.alpha = arguments.find("alpha");
     found.beta = arguments.find("beta");
-    return arguments.view("self", &found.added);
+    return arguments.view("self", &found.addend);
   };
   bool good = false, gelu = false, scaled = false;
   switch (ir::op_desc(node.opcode).functional) {
@@ -186,7 +186,7 @@ bool find_gemm(const ir::Graph& graph, const ir::Node& node, Gemm* gemm) {
     case aten__scaled_mm:
       scaled = true;
       good = operands("self", "mat2") && arguments.view("scale_a", &found.left_scale) &&
-             arguments.view("scale_b", &found.right_scale) && arguments.optional_view("bias", &found.added) &&
+             arguments.view("scale_b", &found.right_scale) && arguments.optional_view("bias", &found.addend) &&
              arguments.find("scale_result")->tag == ArgTag::kNone &&
              arguments.flag("use_fast_accum", &found.fast_accumulation);
       break;
@@ -200,7 +200,7 @@ bool find_gemm(const ir::Graph& graph, const ir::Node& node, Gemm* gemm) {
 
 bool find_epilogue(const ir::Graph& graph, const ir::Group& group, Gemm* gemm) {
   using namespace ir::ops;
-  if (group.kind != ir::GroupKind::kMatmulEpilogue || group.last != group.first + 1) return false;
+  if (group.kind != ir::GroupKind::kMatmul || group.last != group.first + 1) return false;
   const ir::Node& second = graph.nodes[group.last];
   Gemm found;
   if (!find_gemm(graph, graph.nodes[group.first], &found) || found.activation != Activation::kNone) return false;
@@ -210,7 +210,7 @@ bool find_epilogue(const ir::Graph& graph, const ir::Group& group, Gemm* gemm) {
     return false;
   }
   const ir::View &made = graph.views[found.result], &taken = graph.views[activated], &left = graph.views[result];
-  if (!(taken == made) || !graph.buffers[made.buffer].in_group || left.dtype != made.dtype ||
+  if (!(taken == made) || !graph.buffers[made.buffer].group_local || left.dtype != made.dtype ||
       left.sizes != made.sizes) {
     return false;
   }
@@ -238,7 +238,7 @@ Number number_of(const ir::Arg* arg, std::span<const int64_t> values) {
 
 GemmScalars scalars_of(const Gemm& gemm, std::span<const int64_t> values) {
   const auto is = [](Number number, double value) { return number.real == value && number.imaginary == 0; };
-  if (gemm.added == kNoView) return {};
+  if (gemm.addend == kNoView) return {};
   const Number alpha = number_of(gemm.alpha, values), beta = number_of(gemm.beta, values);
   return {is(alpha, 0), is(beta, 0), is(beta, 1)};
 }
@@ -286,7 +286,7 @@ class GemmPlanner {
       : graph_(graph), gemm_(gemm), values_(values), plan_(plan) {}
 
   Status run() {
-    Matrix left, right, result, added;
+    Matrix left, right, result, addend;
     const ir::View& left_view = graph_.views[gemm_.left];
     const size_t matrix_rank = gemm_.left_layout == DimLayout::kMatrix ? 2 : 1;
     const bool batched = left_view.sizes.size() > matrix_rank;
@@ -298,10 +298,10 @@ class GemmPlanner {
       return unsupported("operands of other ranks");
     }
     const GemmScalars numbers = scalars_of(gemm_, values_);
-    const bool is_bias = gemm_.left_scale != kNoView && gemm_.added != kNoView;
-    const bool adds = gemm_.added != kNoView && (is_bias || !numbers.beta_is_0);
-    if (adds && !broadcast(result, batched && !gemm_.sums_batch, &added))
-      return unsupported("an added tensor that cannot be broadcast");
+    const bool is_bias = gemm_.left_scale != kNoView && gemm_.addend != kNoView;
+    const bool adds = gemm_.addend != kNoView && (is_bias || !numbers.beta_is_0);
+    if (adds && !broadcast(result, batched && !gemm_.sums_batch, &addend))
+      return unsupported("an addend that cannot be broadcast");
     if (gemm_.left_scale != kNoView) {
       for (const uint32_t view : {gemm_.left_scale, gemm_.right_scale}) {
         if (count(view) != 1) return unsupported("scales other than one number for each operand");
@@ -315,9 +315,9 @@ class GemmPlanner {
     if (nothing && gemm_.sums_batch) batch_ = 1;
     calls_ = gemm_.sums_batch && !nothing ? batch_ : 1;
     if (gemm_.sums_batch) batch_ = 1;
-    orient(left, right, result, added, adds);
+    orient(left, right, result, addend, adds);
     const bool unit = numbers.beta_is_1 || is_bias;
-    return build(left, right, result, added, adds, unit, nothing);
+    return build(left, right, result, addend, adds, unit, nothing);
   }
 
  private:
@@ -354,17 +354,17 @@ class GemmPlanner {
     return true;
   }
 
-  // The added tensor, broadcast to the result's sizes from the last dim on.
-  bool broadcast(const Matrix& result, bool batched, Matrix* added) const {
-    const ir::View& view = graph_.views[gemm_.added];
-    added->location = location_of(view);
-    added->dtype = view.dtype;
-    added->rows = result.rows;
-    added->columns = result.columns;
+  // The addend, broadcast to the result's sizes from the last dim on.
+  bool broadcast(const Matrix& result, bool batched, Matrix* addend) const {
+    const ir::View& view = graph_.views[gemm_.addend];
+    addend->location = location_of(view);
+    addend->dtype = view.dtype;
+    addend->rows = result.rows;
+    addend->columns = result.columns;
     std::vector<std::pair<int64_t, int64_t*>> dims;  // Sizes and strides of the result's dims, the last one first.
-    if (gemm_.result_layout == DimLayout::kMatrix) dims.emplace_back(result.columns, &added->column_stride);
-    if (gemm_.result_layout != DimLayout::kNumber) dims.emplace_back(result.rows, &added->row_stride);
-    if (batched) dims.emplace_back(batch_, &added->batch_stride);
+    if (gemm_.result_layout == DimLayout::kMatrix) dims.emplace_back(result.columns, &addend->column_stride);
+    if (gemm_.result_layout != DimLayout::kNumber) dims.emplace_back(result.rows, &addend->row_stride);
+    if (batched) dims.emplace_back(batch_, &addend->batch_stride);
     if (view.sizes.size() > dims.size()) return false;
     for (size_t i = 0; i < view.sizes.size(); ++i) {
       const size_t d = view.sizes.size() - 1 - i;
@@ -377,13 +377,13 @@ class GemmPlanner {
 
   // Transposes the problem, (left right)^T = right^T left^T, unless the result is column-major only, or a single
   // column. Afterwards the result is column-major, or neither of its strides is 1.
-  void orient(Matrix& left, Matrix& right, Matrix& result, Matrix& added, bool adds) {
+  void orient(Matrix& left, Matrix& right, Matrix& result, Matrix& addend, bool adds) {
     const bool is_column = result.columns == 1 && result.has_columns();
     if (is_column || (!result.transposed().has_columns() && result.has_columns())) return;
     std::swap(left, right);
     swapped_ = true;
     for (Matrix* matrix : {&left, &right, &result}) *matrix = matrix->transposed();
-    if (adds) added = added.transposed();
+    if (adds) addend = addend.transposed();
   }
 
   uint32_t scratch(uint64_t bytes) {
@@ -497,8 +497,8 @@ class GemmPlanner {
   static int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
   // left [m, k], right [k, n], result [m, n]. If the result is not column-major, a column-major copy is made first.
-  Status build(const Matrix& left, const Matrix& right, const Matrix& result, const Matrix& added, bool adds, bool unit,
-               bool nothing) {
+  Status build(const Matrix& left, const Matrix& right, const Matrix& result, const Matrix& addend, bool adds,
+               bool unit, bool nothing) {
     const OperandRequirements wants = wants_of(left.dtype);
     const int64_t m = round_up(result.rows, wants.rows), n = result.columns;
     const int64_t k = nothing ? wants.inner : round_up(left.columns, wants.inner);
@@ -524,8 +524,8 @@ class GemmPlanner {
     const bool in_place = !is_read && result.has_columns() && result.rows == m && is_apart(result) &&
                           static_cast<uint64_t>(result.ld()) * result.item() % wants.alignment == 0 &&
                           alignment_of(result, batch_) >= wants.alignment;
-    const bool is_self = adds && is_same(added, result);
-    if (!in_place || (adds && !is_self && overlaps(result, added))) {
+    const bool is_self = adds && is_same(addend, result);
+    if (!in_place || (adds && !is_self && overlaps(result, addend))) {
       made.location = {scratch(static_cast<uint64_t>(batch_ * m * n) * made.item()), 0};
       made.row_stride = 1;
       made.column_stride = m;
@@ -543,7 +543,7 @@ class GemmPlanner {
     call.c = call.d;
     if (gemm_.activation == Activation::kRelu) problem.epilogue = lt::kRelu;
     if (gemm_.activation == Activation::kGeluTanh) problem.epilogue = lt::kGelu;
-    if (adds) add(added, made, unit, problem, call);
+    if (adds) add(addend, made, unit, problem, call);
     if (gemm_.left_scale != kNoView) scale(problem, call);
     problem.fast_accumulation = gemm_.fast_accumulation;
     plan_.problem_next = problem;
@@ -582,44 +582,44 @@ class GemmPlanner {
   }
 
   // One vector for all columns, as the bias epilogue requires; for the first call, or the only one.
-  bool is_vector(const Matrix& added, const Matrix& made) const {
-    return (made.rows == 1 || added.row_stride == 1) && (made.columns == 1 || added.column_stride == 0) &&
-           (batch_ == 1 || added.batch_stride == 0);
+  bool is_vector(const Matrix& addend, const Matrix& made) const {
+    return (made.rows == 1 || addend.row_stride == 1) && (made.columns == 1 || addend.column_stride == 0) &&
+           (batch_ == 1 || addend.batch_stride == 0);
   }
 
-  void add(const Matrix& added, const Matrix& made, bool unit, Problem& problem, GemmCall& call) {
+  void add(const Matrix& addend, const Matrix& made, bool unit, Problem& problem, GemmCall& call) {
     const bool is_real = !ir::is_complex(made.dtype) && made.dtype != DType::kInt32;
     const bool is_bias = gemm_.left_scale != kNoView;
-    const bool fits = added.dtype == made.dtype || is_bias;
-    if (unit && is_real && fits && calls_ == 1 && is_vector(added, made)) {
+    const bool fits = addend.dtype == made.dtype || is_bias;
+    if (unit && is_real && fits && calls_ == 1 && is_vector(addend, made)) {
       problem.epilogue = (problem.epilogue & ~uint32_t{lt::kDefault}) | lt::kBias;
-      problem.bias = *type_of(added.dtype);
-      problem.bias_alignment = alignment_of(added, 1);
-      call.bias = added.location;
-      if (problem.d.rows != made.rows) pad_bias(added, problem, call);
+      problem.bias = *type_of(addend.dtype);
+      problem.bias_alignment = alignment_of(addend, 1);
+      call.bias = addend.location;
+      if (problem.d.rows != made.rows) pad_bias(addend, problem, call);
       return;
     }
     problem.beta_is_nonzero = true;
-    if (is_same(added, made)) return;
-    const bool readable =
-        added.has_columns() && added.dtype == made.dtype && (batch_ == 1 || added.batch_stride != 0) && is_apart(added);
+    if (is_same(addend, made)) return;
+    const bool readable = addend.has_columns() && addend.dtype == made.dtype &&
+                          (batch_ == 1 || addend.batch_stride != 0) && is_apart(addend);
     if (readable) {
-      problem.c.ld = added.ld();
-      problem.c.batch_stride = batch_ > 1 ? added.batch_stride : 0;
-      problem.c.alignment = alignment_of(added, batch_);
-      call.c = added.location;
+      problem.c.ld = addend.ld();
+      problem.c.batch_stride = batch_ > 1 ? addend.batch_stride : 0;
+      problem.c.alignment = alignment_of(addend, batch_);
+      call.c = addend.location;
       return;
     }
-    move(added, made, batch_, &plan_.before);
+    move(addend, made, batch_, &plan_.before);
   }
 
   // Pads the bias to as many elements as the padded result has rows.
-  void pad_bias(const Matrix& added, Problem& problem, GemmCall& call) {
-    Matrix padded = added;
+  void pad_bias(const Matrix& addend, Problem& problem, GemmCall& call) {
+    Matrix padded = addend;
     padded.columns = 1;
-    padded.location = {scratch(static_cast<uint64_t>(problem.d.rows) * added.item()), 0};
+    padded.location = {scratch(static_cast<uint64_t>(problem.d.rows) * addend.item()), 0};
     plan_.zeros.push_back(padded.location.buffer - kScratch);
-    Matrix vector = added;
+    Matrix vector = addend;
     vector.columns = 1;
     move(vector, padded, 1, &plan_.before);
     problem.bias_alignment = alignment_of(padded, 1);
@@ -644,14 +644,14 @@ class GemmPlanner {
 
 }  // namespace
 
-Status plan_gemm(const ir::Graph& graph, const Gemm& gemm, std::span<const int64_t> values, ir::MathModes math,
+Status plan_gemm(const ir::Graph& graph, const Gemm& gemm, std::span<const int64_t> values, ir::MathModes math_modes,
                  GemmPlan* plan) {
   *plan = {};
   Status status = GemmPlanner(graph, gemm, values, *plan).run();
   for (Problem* const problem : {&plan->problem, &plan->problem_next}) {
     const bool is_f32 = problem->a.type == lt::Type::kFloat32 || problem->a.type == lt::Type::kComplex64;
-    if (is_f32 && (math & ir::kTf32Matmuls) != 0) problem->compute = lt::Compute::kTf32;
-    problem->deterministic = (math & ir::kDeterministic) != 0;
+    if (is_f32 && (math_modes & ir::kTf32Matmuls) != 0) problem->compute = lt::Compute::kTf32;
+    problem->deterministic = (math_modes & ir::kDeterministic) != 0;
   }
   return status;
 }

@@ -31,11 +31,11 @@ enum class Activation : uint8_t {
   kGelu,  // Executed by a kernel after the GEMM, as cuBLASLt has only the tanh variant.
 };
 
-// result = activation(beta * added + alpha * (left @ right))
+// result = activation(beta * addend + alpha * (left @ right))
 struct Gemm {
-  uint32_t left = kNoView, right = kNoView, added = kNoView, result = kNoView;  // Views.
+  uint32_t left = kNoView, right = kNoView, addend = kNoView, result = kNoView;  // Views.
   DimLayout left_layout = DimLayout::kMatrix, right_layout = DimLayout::kMatrix, result_layout = DimLayout::kMatrix;
-  const ir::Arg *alpha = nullptr, *beta = nullptr;  // Null: 1. beta is unused without `added`.
+  const ir::Arg *alpha = nullptr, *beta = nullptr;  // Null: 1. beta is unused without `addend`.
   bool conjugates_left = false;                     // The left operand is conjugated.
   bool sums_batch = false;                          // Sums over a batch dim that the result lacks.
   Activation activation = Activation::kNone;
@@ -109,7 +109,7 @@ Number number_of(const ir::Arg* arg, std::span<const int64_t> values);
 GemmScalars scalars_of(const Gemm& gemm, std::span<const int64_t> values);
 
 // kUnsupported: there is no such call; the message says why.
-Status plan_gemm(const ir::Graph& graph, const Gemm& gemm, std::span<const int64_t> values, ir::MathModes math,
+Status plan_gemm(const ir::Graph& graph, const Gemm& gemm, std::span<const int64_t> values, ir::MathModes math_modes,
                  GemmPlan* plan);
 
 }  // namespace torch_remote::worker::cuda

@@ -66,10 +66,10 @@ class Gelu {
     if (status.ok()) call_.set_scalars(values);
     return status;
   }
-  Status run(CudaDevice& device, DevicePointer address, uint64_t number) const {
+  Status run(CudaDevice& device, DevicePointer address, uint64_t run_id) const {
     // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver's addresses are numbers
     const tr_buffer buffer{reinterpret_cast<void*>(address), 0, nullptr, nullptr};
-    return call_.run(device, {&buffer, 1}, number);
+    return call_.run(device, {&buffer, 1}, run_id);
   }
 
  private:
@@ -87,7 +87,7 @@ class GemmUnit final : public Unit {
  private:
   Status plan(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) override;
   bool is_still_valid(std::span<const int64_t> values) const override {
-    return scalars_of(gemm_, values) == numbers_ && cublaslt_.device().math() == math_;
+    return scalars_of(gemm_, values) == numbers_ && cublaslt_.device().math_modes() == math_modes_;
   }
   void set_numbers(std::span<const int64_t> values) override {
     alpha_ = number_of(gemm_.alpha, values);
@@ -99,7 +99,7 @@ class GemmUnit final : public Unit {
   LazyCublasLt& cublaslt_;
   const Gemm gemm_;
   GemmScalars numbers_;
-  ir::MathModes math_ = 0;
+  ir::MathModes math_modes_ = 0;
   GemmPlan plan_;
   std::shared_ptr<PreparedGemm> first_, next_;
   Number alpha_, beta_;
@@ -109,11 +109,11 @@ class GemmUnit final : public Unit {
 
 Status GemmUnit::plan(std::span<const int64_t> values, std::vector<ir::Sym>*) {
   numbers_ = scalars_of(gemm_, values);
-  math_ = cublaslt_.device().math();
+  math_modes_ = cublaslt_.device().math_modes();
   first_ = nullptr;
   next_ = nullptr;
   gelu_.reset();
-  Status status = plan_gemm(graph(), gemm_, values, math_, &plan_);
+  Status status = plan_gemm(graph(), gemm_, values, math_modes_, &plan_);
   if (!status.ok() || plan_.calls.empty()) return status;
   const ContextGuard current(cublaslt_.device().gpu());
   CublasLtLibrary* const library = cublaslt_.get(&status);
@@ -142,7 +142,7 @@ Status GemmUnit::move(const std::vector<StridedMove>& moves, const RunMemory& me
   return {};
 }
 
-Status GemmUnit::run(std::span<const tr_buffer> buffers, uint64_t number) {
+Status GemmUnit::run(std::span<const tr_buffer> buffers, uint64_t run_id) {
   if (plan_.calls.empty()) return {};
   CudaDevice& device = cublaslt_.device();
   RunMemory memory(device, buffers);
@@ -161,7 +161,7 @@ Status GemmUnit::run(std::span<const tr_buffer> buffers, uint64_t number) {
         call.first ? beta_ : Number{});
   }
   if (status.ok()) status = move(plan_.after, memory);
-  if (status.ok() && gelu_) status = gelu_->run(device, memory.address(gelu_location_), number);
+  if (status.ok() && gelu_) status = gelu_->run(device, memory.address(gelu_location_), run_id);
   return status;
 }
 
@@ -221,6 +221,6 @@ std::unique_ptr<Runner> make_gemm_runner(CudaDevice& device, OpenCublasLt open, 
   return std::make_unique<GemmRunner>(device, std::move(open), std::move(folder));
 }
 
-uint32_t gemm_group_kinds() { return 1u << static_cast<uint32_t>(ir::GroupKind::kMatmulEpilogue); }
+uint32_t gemm_group_kind_mask() { return 1u << static_cast<uint32_t>(ir::GroupKind::kMatmul); }
 
 }  // namespace torch_remote::worker::cuda

@@ -19,7 +19,7 @@ using OpenCublasLt = std::function<Status(lt::Table* table)>;
 // fastest; empty: nowhere.
 std::unique_ptr<Runner> make_gemm_runner(CudaDevice& device, OpenCublasLt open, std::string folder);
 
-// The kinds of groups that the runner accepts, as bits of ir::Capabilities::group_kinds.
-uint32_t gemm_group_kinds();
+// The kinds of groups that the runner accepts, as bits of ir::Capabilities::group_kind_mask.
+uint32_t gemm_group_kind_mask();
 
 }  // namespace torch_remote::worker::cuda

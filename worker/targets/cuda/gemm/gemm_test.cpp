@@ -187,7 +187,7 @@ class ProductTest : public ::testing::Test {
     }
     if (lines.find("group") != std::string::npos) {
       text += "  b" + std::to_string(inputs.size() + made.size()) + ": fresh(" + std::to_string(made[0]->bytes.size()) +
-              ") in_group\n";
+              ") group_local\n";
     }
     for (size_t i = 0; i < inputs.size(); ++i) text += "  %" + std::to_string(i) + ": " + inputs[i]->text(i) + "\n";
     text += lines + "}\n";
@@ -323,24 +323,25 @@ TEST_P(EveryProduct, EqualsTheDefinition) {
     Tensor left = make(type, sizes(op.left, {m, k}, {outer ? m : k}), layout(), offset);
     Tensor right = make(type, sizes(op.right, {k, n}, {outer ? n : k}), layout(), pick(0, 0, 3));
     const Sizes shape = sizes(op.result, {m, n}, {m});
-    Tensor added =
+    Tensor addend =
         make(type, shape,
              op.in_place ? pick(Layout::kContiguous, Layout::kTransposed, Layout::kWide, Layout::kStrided) : layout(),
              pick(0, 2));
-    if (op.adds && !op.in_place && round % 3 == 0) {  // Broadcasts the added tensor: a bias, or a number.
+    if (op.adds && !op.in_place && round % 3 == 0) {  // Broadcasts the addend: a bias, or a number.
       Sizes small = shape;
       if (random() % 2 == 0) small.erase(small.begin());
       if (!small.empty() && random() % 3 == 0) small.back() = 1;
-      added = make(type, small, Layout::kContiguous, pick(0, 1));
+      addend = make(type, small, Layout::kContiguous, pick(0, 1));
     }
     Tensor result = make(type, shape, Layout::kContiguous, 0);
-    for (Tensor* tensor : {&left, &right, &added, &result}) fill(*tensor, random);
+    for (Tensor* tensor : {&left, &right, &addend, &result}) fill(*tensor, random);
     const double alpha = op.adds ? pick(1., 1., 2., -1., 0., 0.5) : 1;
     const double beta = op.adds ? pick(1., 1., 2., -1., 0., 0.5) : 0;
     if (beta == 0 && !op.in_place && !ir::is_complex(type)) {
-      for (size_t at = 0; at < added.bytes.size(); at += ir::item_size(type)) put(type, kNan, added.bytes.data() + at);
+      for (size_t at = 0; at < addend.bytes.size(); at += ir::item_size(type))
+        put(type, kNan, addend.bytes.data() + at);
     }
-    const Tensor before = added;
+    const Tensor before = addend;
     std::string line;
     const auto number = [](double value) { return std::to_string(value); };
     const std::string numbers = ", beta=" + number(beta) + ", alpha=" + number(alpha);
@@ -352,15 +353,15 @@ TEST_P(EveryProduct, EqualsTheDefinition) {
       line = "  %3: " + result.text(3) + " = " + op.name + "(%2, %0, %1" + numbers + ")\n";
     }
     if (op.in_place) {
-      run({&left, &right, &added}, {}, line);
+      run({&left, &right, &addend}, {}, line);
     } else if (op.adds) {
-      run({&left, &right, &added}, {&result}, line);
+      run({&left, &right, &addend}, {&result}, line);
     } else {
       run({&left, &right}, {&result}, line);
     }
     if (HasFatalFailure()) return;
 
-    Tensor& there = op.in_place ? added : result;
+    Tensor& there = op.in_place ? addend : result;
     Tensor expected = op.in_place ? before : result;
     Tensor given = before;
     Sizes location(shape.size());
@@ -485,18 +486,18 @@ TEST_F(ProductTest, Activations) {
       {"  %3: f32[4, 8] @b3 = aten::_addmm_activation(%2, %0, %1, beta=1, alpha=1, use_gelu=false)\n",
        [](double x) { return x < 0 ? 0. : x; }},
       {"  %3: f32[4, 8] @b3 = aten::_addmm_activation(%2, %0, %1, beta=1, alpha=1, use_gelu=true)\n", gelu},
-      {"  group matmul_epilogue {\n  %3: f32[4, 8] @b4 = aten::addmm(%2, %0, %1, beta=1, alpha=1)\n  %4: f32[4, 8] @b3 "
+      {"  group matmul {\n  %3: f32[4, 8] @b4 = aten::addmm(%2, %0, %1, beta=1, alpha=1)\n  %4: f32[4, 8] @b3 "
        "= aten::relu(%3)\n  }\n",
        [](double x) { return x < 0 ? 0. : x; }},
-      {"  group matmul_epilogue {\n  %3: f32[4, 8] @b4 = aten::addmm(%2, %0, %1, beta=1, alpha=1)\n  %4: f32[4, 8] @b3 "
+      {"  group matmul {\n  %3: f32[4, 8] @b4 = aten::addmm(%2, %0, %1, beta=1, alpha=1)\n  %4: f32[4, 8] @b3 "
        "= aten::gelu(%3, approximate=\"tanh\")\n  }\n",
        gelu_tanh},
   };
-  for (const Sizes& added : {Sizes{8}, Sizes{4, 8}, Sizes{4, 1}}) {
+  for (const Sizes& addend : {Sizes{8}, Sizes{4, 8}, Sizes{4, 1}}) {
     for (const auto& [line, activation] : forms) {
       Tensor left = make(DType::kFloat32, {4, 16}, Layout::kContiguous, 0);
       Tensor right = make(DType::kFloat32, {16, 8}, Layout::kTransposed, 0);
-      Tensor bias = make(DType::kFloat32, added, Layout::kContiguous, 0);
+      Tensor bias = make(DType::kFloat32, addend, Layout::kContiguous, 0);
       Tensor result = make(DType::kFloat32, {4, 8}, Layout::kContiguous, 0);
       for (Tensor* tensor : {&left, &right, &bias}) fill(*tensor, random);
       for (Tensor* tensor : {&left, &right, &bias}) {
@@ -510,7 +511,7 @@ TEST_F(ProductTest, Activations) {
         for (int64_t j = 0; j < 8; ++j) {
           double sum = 0;
           for (int64_t l = 0; l < 16; ++l) sum += (left.value({i, l}) * right.value({l, j})).real();
-          const Sizes location = added.size() == 1 ? Sizes{j} : Sizes{i, added[1] == 1 ? 0 : j};
+          const Sizes location = addend.size() == 1 ? Sizes{j} : Sizes{i, addend[1] == 1 ? 0 : j};
           ASSERT_NEAR(result.value({i, j}).real(), activation(sum + bias.value(location).real()), 1e-5) << last_text;
         }
       }

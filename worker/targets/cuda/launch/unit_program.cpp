@@ -15,8 +15,8 @@ namespace {
 void note_time(void* data) { *static_cast<uint64_t*>(data) = monotonic_ns(); }
 
 void set_error(const Status& status, uint32_t node, tr_error* error) {
-  const char* kind = status.kind().empty() ? "RuntimeError" : status.kind().c_str();
-  std::snprintf(error->kind, sizeof(error->kind), "%s", kind);
+  const char* exception_type = status.exception_type().empty() ? "RuntimeError" : status.exception_type().c_str();
+  std::snprintf(error->exception_type, sizeof(error->exception_type), "%s", exception_type);
   std::snprintf(error->message, sizeof(error->message), "%s", status.message().c_str());
   error->node = node;
 }
@@ -30,8 +30,8 @@ Unit::Unit(const ir::Graph& graph, const ir::Group& group)
   for (uint32_t n = group.first; n <= group.last; ++n) {
     ir::for_each_view(graph.nodes[n], [&](uint32_t view, bool) {
       const uint32_t buffer = graph.views[view].buffer;
-      const bool has_memory = graph.buffers[buffer].kind == ir::BufferKind::kFresh && !graph.buffers[buffer].in_group &&
-                              !graph.views[view].dynamic;
+      const bool has_memory = graph.buffers[buffer].kind == ir::BufferKind::kFresh &&
+                              !graph.buffers[buffer].group_local && !graph.views[view].dynamic;
       if (has_memory) fresh_.push_back(buffer);
     });
   }
@@ -120,20 +120,20 @@ const Status& Unit::bind(std::span<const int64_t> values) {
 UnitProgram::UnitProgram(CudaDevice& device, const LoadRequest& request, uint64_t& refused)
     : device_(device), refused_(refused), graph_(request.graph), ungrouped_graph_(request.graph) {
   // A node that is executed alone writes results that a group would keep in registers.
-  for (ir::Buffer& buffer : ungrouped_graph_.buffers) buffer.in_group = false;
+  for (ir::Buffer& buffer : ungrouped_graph_.buffers) buffer.group_local = false;
 }
 
-bool UnitProgram::creates_buffer(uint32_t buffer) const {
+bool UnitProgram::allocates_buffer(uint32_t buffer) const {
   return std::ranges::any_of(graph_.views, [&](const ir::View& view) { return view.buffer == buffer && view.dynamic; });
 }
 
 void UnitProgram::make_units(const LoadRequest& request) {
   for (const ir::Group& group : graph_.groups) {
-    if (request.nodes[group.first] == 0) continue;
+    if (request.may_run[group.first] == 0) continue;
     if (auto unit = make_unit(graph_, group)) units_.emplace(group.first, std::move(unit));
   }
   for (uint32_t n = 0; n < graph_.nodes.size(); ++n) {
-    if (request.nodes[n] == 0) continue;
+    if (request.may_run[n] == 0) continue;
     ir::Group group;
     group.first = group.last = n;
     if (auto unit = make_unit(ungrouped_graph_, group)) node_units_.emplace(n, std::move(unit));
@@ -171,7 +171,7 @@ bool UnitProgram::asks_again() const {
 bool UnitProgram::run(tr_run& run, tr_error* error) {
   const ContextGuard current(device_.gpu());
   const std::span<const int64_t> values(run.symbols, graph_.symbols());
-  run.word_count = 0;
+  run.result_word_count = 0;
   bool good = true;
   for (uint32_t n = run.first; good && n < run.last;) {
     Unit& unit = unit_at(n, run.last);
@@ -205,7 +205,7 @@ bool UnitProgram::run_unit(tr_run& run, Unit& unit, const Status& bound, tr_erro
   if (status.code() == ErrorCode::kUnsupported) {
     unit.decline(status);
     ++refused_;  // So the session asks again whether the group or node is taken.
-    error->repeat = 1;
+    error->retry_as_nodes = 1;
   }
   if (!status.ok()) set_error(status, node, error);
   return status.ok();

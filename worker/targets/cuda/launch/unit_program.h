@@ -43,10 +43,10 @@ class Unit {
   bool is_empty() const { return empty_; }
 
   // Queues the unit's work. The caller has allocated its results (fresh()), except dynamic ones. The GPU's context must
-  // be current. `number`: tr_run::number.
-  virtual Status run(std::span<const tr_buffer> buffers, uint64_t number) = 0;
-  // The same; also allocates dynamic results, and writes their sizes to run.words.
-  virtual Status run(tr_run& run) { return this->run({run.buffers, run.buffer_count}, run.number); }
+  // be current. `run_id`: tr_run::run_id.
+  virtual Status run(std::span<const tr_buffer> buffers, uint64_t run_id) = 0;
+  // The same; also allocates dynamic results, and writes their sizes to run.result_words.
+  virtual Status run(tr_run& run) { return this->run({run.buffers, run.buffer_count}, run.run_id); }
   // Buffers that the unit's nodes use and that the caller must allocate before a run.
   std::span<const uint32_t> fresh() const { return fresh_; }
 
@@ -87,7 +87,7 @@ class UnitProgram : public RunnerProgram {
   // `refused` counts units that were accepted but could not be executed; the runner's generation includes it.
   UnitProgram(CudaDevice& device, const LoadRequest& request, uint64_t& refused);
 
-  bool creates_buffer(uint32_t buffer) const override;
+  bool allocates_buffer(uint32_t buffer) const override;
   // True if a group looks supported. Whether its kernel can be compiled is known only after the compilation.
   bool takes(uint32_t first, uint32_t last, std::span<const int64_t> values) override;
   bool takes_node(uint32_t node, std::span<const int64_t> values, bool wait) override;

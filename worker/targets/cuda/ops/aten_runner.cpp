@@ -18,7 +18,7 @@
 namespace torch_remote::worker::cuda {
 namespace {
 
-constexpr const char* kInstall = "install torch for CUDA, of the version that this was built for, beside the worker";
+constexpr const char* kInstall = "install torch for CUDA, of the version that this was built for, next to the worker";
 
 // The ATen plugin, opened on first use.
 class AtenPlugin {
@@ -54,16 +54,16 @@ class AtenUnit final : public Unit {
     own.first = group().first;
     own.last = group().first + 1;
     own.symbols_changed = 1;  // The plugin's program may have last run with other values.
-    own.words = run.words + run.word_count;
-    own.word_capacity = run.word_capacity - run.word_count;
-    own.word_count = 0;
+    own.result_words = run.result_words + run.result_word_count;
+    own.result_word_capacity = run.result_word_capacity - run.result_word_count;
+    own.result_word_count = 0;
     own.times = nullptr;
-    own.attachments = nullptr;
-    own.math = device.math();
+    own.cached_data = nullptr;
+    own.math_modes = device.math_modes();
     tr_error error{};
     error.struct_size = sizeof(error);
     const bool good = program_->run(own, &error);
-    run.word_count += own.word_count;
+    run.result_word_count += own.result_word_count;
     return good ? Status() : runner_error(error);
   }
 

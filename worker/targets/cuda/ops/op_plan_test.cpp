@@ -135,8 +135,18 @@ TEST(FindOpPlan, FindsOpsOutsideTheTableByName) {
 }
 
 // Names of ops whose formula the compiler has (OpDesc::tree, or an expansion in codegen/lower) and which have a plan of
-// their own here, too. The counts may only fall.
+// their own here, too. The lists may only become shorter.
 TEST(WrittenTwice, OnlyTheseOps) {
+  const std::set<std::string> allowed = {
+      // Copies, whose kernels the compiler makes, and memset.
+      "_stack", "cat", "copy", "select_backward", "slice_backward", "stack", "zero",
+      // Elements at indices: index_reduce and scatter_reduce, which the compiler does not have, need the same kernels.
+      "_index_put_impl", "_unsafe_index", "embedding_dense_backward", "gather", "index", "index_add", "index_copy",
+      "index_put", "index_select", "scatter", "scatter_add", "take",
+      // Matmuls: bmm and integer matmuls need the same kernel, where cuBLASLt does not take them.
+      "addmm", "mm",
+      // Other algorithms: a scan by many blocks; a loss that reads one element of each row.
+      "cumsum", "nll_loss_forward"};
   std::set<std::string> expressions, expansions, complex;
   for (const ir::OpDesc& desc : ir::op_table()) {
     const ir::Expansion expansion = ir::expansion_of(desc.opcode);
@@ -153,9 +163,9 @@ TEST(WrittenTwice, OnlyTheseOps) {
     for (const std::string& name : *names) std::printf(" %s", name.c_str());
     std::printf("\n");
   }
-  EXPECT_EQ(expressions.size(), 1u);
-  EXPECT_EQ(expansions.size(), 23u);
-  EXPECT_EQ(complex.size(), 58u);
+  EXPECT_EQ(expressions, std::set<std::string>{"fill"});
+  EXPECT_EQ(expansions, allowed);
+  EXPECT_EQ(complex.size(), 58u);  // The compiler has no complex numbers: these formulas are the only ones.
 }
 
 }  // namespace

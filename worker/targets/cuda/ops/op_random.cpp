@@ -82,7 +82,8 @@ Status random_plans::uniform(OpPlanner& planner) {
 }
 
 Status random_plans::normal(OpPlanner& planner) {
-  if (planner.tensor("mean") || planner.tensor("std")) return unsupported("means and deviations of each element");
+  if (planner.tensor("mean") || planner.tensor("std"))
+    return unsupported("a mean or standard deviation for each element");
   const RandomArguments draw{.draw = Draw::kNormal, .a = planner.number("mean"), .b = planner.number("std", 1)};
   if (!(draw.b >= 0)) return invalid("normal expects std >= 0.0");
   return fill(planner, draw);

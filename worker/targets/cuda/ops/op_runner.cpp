@@ -91,7 +91,7 @@ Status OpUnit::run(tr_run& run) {
   const std::span<tr_buffer> buffers(run.buffers, run.buffer_count);
   CudaDevice& device = kernels_.device();
   RunMemory memory(device, buffers);
-  if (Status status = do_plan(plan_, run.number, memory); !status.ok() || !plan_.count) return status;
+  if (Status status = do_plan(plan_, run.run_id, memory); !status.ok() || !plan_.count) return status;
   int64_t count = 0;
   if (device.gpu().is_lost()) return {};
   if (Status status = kernels_.read(memory.address(*plan_.count), &count); !status.ok()) return status;
@@ -100,8 +100,8 @@ Status OpUnit::run(tr_run& run) {
   if (Status status = plan_.plan_rest(count, &rest, &results); !status.ok()) return status;
   for (const DynamicResult& result : results) {
     if (result.number) {
-      if (run.word_count == run.word_capacity) return Status::internal("cuda: too many words");
-      run.words[run.word_count++] = *result.number;
+      if (run.result_word_count == run.result_word_capacity) return Status::internal("cuda: too many words");
+      run.result_words[run.result_word_count++] = *result.number;
       continue;
     }
     uint64_t nbytes = ir::item_size(result.dtype);
@@ -114,10 +114,11 @@ Status OpUnit::run(tr_run& run) {
     words.insert(words.end(), result.sizes.begin(), result.sizes.end());
     const std::vector<int64_t> strides = result.strides.empty() ? packed_strides(result.sizes) : result.strides;
     words.insert(words.end(), strides.begin(), strides.end());
-    if (run.word_count + words.size() > run.word_capacity) return Status::internal("cuda: too many words");
-    for (const int64_t word : words) run.words[run.word_count++] = word;
+    if (run.result_word_count + words.size() > run.result_word_capacity)
+      return Status::internal("cuda: too many words");
+    for (const int64_t word : words) run.result_words[run.result_word_count++] = word;
   }
-  return do_plan(rest, run.number, memory);
+  return do_plan(rest, run.run_id, memory);
 }
 
 const NamedPlan* plan_of(const ir::Graph& graph, const ir::Node& node) {
