@@ -4,12 +4,12 @@
 #include <array>
 #include <bit>
 #include <chrono>
-#include <limits>
 #include <utility>
 #include <vector>
 
 #include "ir/fusion/fusion.h"
 #include "worker/targets/cpu/compiled/gemm.h"
+#include "worker/targets/cpu/compiled/tuner.h"
 
 namespace torch_remote::worker::kernels {
 namespace {
@@ -20,10 +20,6 @@ constexpr int64_t kLeast = 64, kMost = 2048;
 constexpr int64_t kMostRows = 256, kMostOther = 512, kMultiplications = 1 << 25;
 // The weights are read from beyond the L2 cache, as a model's weights are: copies of this total size are read in turn.
 constexpr size_t kBeyondCache = 8 << 20;
-constexpr size_t kSamples = 7;
-// For GEMMs that take about a millisecond.
-constexpr size_t kSamplesOfLong = 3;
-constexpr int64_t kLong = 1 << 24;
 // An alternative must take at most this share of the library's time.
 constexpr double kGain = 0.95;
 constexpr uint64_t kFileLimit = 256 << 20;  // shared with the compiled kernels
@@ -66,8 +62,39 @@ GemmChoices::Options with_clock(GemmChoices::Options options) {
 
 }  // namespace
 
+// The memory, the algorithms and the times of one class.
+class GemmChoices::Measurement {
+ public:
+  Measurement(const GemmShape& shape, const Options& options);
+  Measurement(const Measurement&) = delete;
+  Measurement& operator=(const Measurement&) = delete;
+
+  bool is_done() const { return candidates_.empty() || !tuner_->needs_samples(); }
+  // Executes each algorithm once. Times are added if `counts`.
+  void run_round(bool counts);
+  Algorithm fastest() const;
+  bool is_reliable() const { return candidates_.size() == 1 || tuner_->is_reliable(); }
+
+ private:
+  struct Candidate {
+    Algorithm algorithm;
+    std::function<bool()> run;
+  };
+  std::byte* next_weights() { return right_.data() + next_++ % copies_ * weights_; }
+
+  const GemmShape shape_;
+  const Options& options_;
+  size_t weights_, copies_, next_ = 0;
+  std::vector<std::byte> left_, right_, result_;
+  std::vector<float> converted_;
+  std::vector<Candidate> candidates_;
+  std::optional<Tuner<Algorithm>> tuner_;
+};
+
 GemmChoices::GemmChoices(Options options)
     : options_(with_clock(std::move(options))), files_(options_.folder, kFileLimit, options_.about) {}
+
+GemmChoices::~GemmChoices() = default;
 
 GemmShape GemmChoices::class_of(const GemmShape& shape) {
   GemmShape known = shape;
@@ -120,57 +147,43 @@ GemmChoices::Algorithm GemmChoices::fixed_algorithm(const GemmShape& shape) {
 }
 
 bool GemmChoices::measure() {
-  if (wanted_.empty()) return false;
-  const GemmShape shape = wanted_.front();
-  wanted_.pop_front();
-  const Algorithm algorithm = measured(shape);
-  algorithms_[shape] = algorithm;
-  files_.write(name_of(shape), {static_cast<uint8_t>(algorithm)});
-  ++generation_;
-  return true;
+  const double end = options_.clock() + kTimeAtOnce;
+  bool measured = false;
+  bool wakes_threads = true;
+  while (!wanted_.empty()) {
+    const GemmShape shape = wanted_.front();
+    if (measurement_ == nullptr) measurement_ = std::make_unique<Measurement>(shape, options_);
+    if (std::exchange(wakes_threads, false)) measurement_->run_round(false);
+    if (!measurement_->is_done()) measurement_->run_round(true);
+    if (measurement_->is_done()) {
+      const Algorithm algorithm = measurement_->fastest();
+      algorithms_[shape] = algorithm;
+      if (measurement_->is_reliable()) files_.write(name_of(shape), {static_cast<uint8_t>(algorithm)});
+      measurement_.reset();
+      wanted_.pop_front();
+      ++generation_;
+      measured = true;
+    }
+    if (options_.clock() >= end) break;
+  }
+  return measured;
 }
 
-GemmChoices::Algorithm GemmChoices::measured(const GemmShape& shape) const {
+GemmChoices::Measurement::Measurement(const GemmShape& shape, const Options& options)
+    : shape_(shape), options_(options) {
   const size_t item = shape.type == GemmType::kFloat ? 4 : 2;
   const int64_t batches = std::max<int64_t>(shape.batches, 1);
   const int64_t lefts = shape.rows * shape.depth, rights = shape.columns * shape.depth;
   const int64_t results = shape.rows * shape.columns;
-  const size_t weights = static_cast<size_t>(batches * rights) * item;
-  const size_t copies = std::max<size_t>(2, kBeyondCache / weights);
+  weights_ = static_cast<size_t>(batches * rights) * item;
+  copies_ = std::max<size_t>(2, kBeyondCache / weights_);
   // Zeros take as long as other numbers. The weights are written, because untouched pages would all map to one zero
   // page.
-  std::vector<std::byte> left(static_cast<size_t>(batches * lefts) * sizeof(float)),
-      right(copies * weights, std::byte{0}), result(static_cast<size_t>(batches * results) * item);
-  size_t next = 0;
-  const auto weights_at = [&] { return right.data() + next++ % copies * weights; };
+  left_.resize(static_cast<size_t>(batches * lefts) * sizeof(float));
+  right_.resize(copies_ * weights_, std::byte{0});
+  result_.resize(static_cast<size_t>(batches * results) * item);
+  if (shape.type != GemmType::kFloat) converted_.resize(static_cast<size_t>(lefts));
 
-  struct Candidate {
-    Algorithm algorithm;
-    std::function<bool()> run;
-    std::vector<double> times = {};
-    bool good = true;
-  };
-  std::vector<Candidate> candidates;
-  std::vector<float> converted(shape.type == GemmType::kFloat ? 0 : static_cast<size_t>(lefts));
-  if (shape.may_be_loops()) {
-    GemmCall call;
-    call.type = shape.type;
-    call.rows = shape.rows;
-    call.columns = shape.columns;
-    call.depth = call.left_line = call.right_line = shape.depth;
-    call.result_line = shape.columns;
-    call.result = result.data();
-    candidates.push_back({Algorithm::kLoops, [&, call]() mutable {
-                            call.right = weights_at();
-                            call.left = reinterpret_cast<const float*>(left.data());
-                            if (!converted.empty()) {
-                              options_.loops->convert(shape.type, left.data(), lefts, converted.data());
-                              call.left = converted.data();
-                            }
-                            run_gemm(*options_.loops, call, options_.threads);
-                            return true;
-                          }});
-  }
   tr_matmul matmul{};
   matmul.struct_size = sizeof(matmul);
   matmul.dtype = dtype_of(shape.type);
@@ -178,42 +191,62 @@ GemmChoices::Algorithm GemmChoices::measured(const GemmShape& shape) const {
   matmul.rows = shape.rows;
   matmul.columns = shape.columns;
   matmul.depth = shape.depth;
-  matmul.left = shape.left_transposed ? tr_matrix{left.data(), lefts, 1, shape.rows}
-                                      : tr_matrix{left.data(), lefts, shape.depth, 1};
+  matmul.left = shape.left_transposed ? tr_matrix{left_.data(), lefts, 1, shape.rows}
+                                      : tr_matrix{left_.data(), lefts, shape.depth, 1};
   matmul.right =
       shape.right_row_major ? tr_matrix{nullptr, rights, shape.columns, 1} : tr_matrix{nullptr, rights, 1, shape.depth};
-  matmul.result = {result.data(), results, shape.columns, 1};
-  const auto library = [&](tr_matmul_algorithm algorithm) {
-    matmul.algorithm = algorithm;
-    matmul.right.data = weights_at();
-    return options_.library(matmul);
+  matmul.result = {result_.data(), results, shape.columns, 1};
+  const auto add_library = [&](Algorithm algorithm, tr_matmul_algorithm by) {
+    matmul.algorithm = by;
+    candidates_.push_back({algorithm, [this, matmul]() mutable {
+                             matmul.right.data = next_weights();
+                             return options_.library(matmul);
+                           }});
   };
-  candidates.push_back({Algorithm::kLibrary, [&] { return library(TR_MATMUL_AS_OP); }});
-  if (shape.may_be_onednn()) candidates.push_back({Algorithm::kOneDnn, [&] { return library(TR_MATMUL_ONEDNN); }});
+  add_library(Algorithm::kLibrary, TR_MATMUL_AS_OP);
+  if (shape.may_be_loops()) {
+    GemmCall call;
+    call.type = shape.type;
+    call.rows = shape.rows;
+    call.columns = shape.columns;
+    call.depth = call.left_line = call.right_line = shape.depth;
+    call.result_line = shape.columns;
+    call.result = result_.data();
+    candidates_.push_back({Algorithm::kLoops, [this, call]() mutable {
+                             call.right = next_weights();
+                             call.left = reinterpret_cast<const float*>(left_.data());
+                             if (!converted_.empty()) {
+                               options_.loops->convert(shape_.type, left_.data(), shape_.rows * shape_.depth,
+                                                       converted_.data());
+                               call.left = converted_.data();
+                             }
+                             run_gemm(*options_.loops, call, options_.threads);
+                             return true;
+                           }});
+  }
+  if (shape.may_be_onednn()) add_library(Algorithm::kOneDnn, TR_MATMUL_ONEDNN);
 
-  const size_t samples = batches * rights * shape.rows >= kLong ? kSamplesOfLong : kSamples;
-  for (size_t i = 0; i <= samples; ++i) {  // the first round wakes the threads
-    for (Candidate& candidate : candidates) {
-      if (!candidate.good) continue;
-      const double begin = options_.clock();
-      candidate.good = candidate.run();
-      if (i != 0) candidate.times.push_back(options_.clock() - begin);
+  std::vector<Tuner<Algorithm>::Alternative> alternatives;
+  for (const Candidate& candidate : candidates_) alternatives.push_back({candidate.algorithm, kGain});
+  tuner_.emplace(std::move(alternatives));
+}
+
+void GemmChoices::Measurement::run_round(bool counts) {
+  std::erase_if(candidates_, [&](const Candidate& candidate) {
+    const double begin = options_.clock();
+    const bool good = candidate.run();
+    const double took = options_.clock() - begin;
+    if (!good) {
+      tuner_->drop(candidate.algorithm);
+    } else if (counts && tuner_->needs_samples()) {
+      tuner_->add(static_cast<uint64_t>(took * 1e9));
     }
-  }
-  const auto median = [](std::vector<double>& times) {
-    std::ranges::nth_element(times, times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2));
-    return times[times.size() / 2];
-  };
-  Algorithm best = shape.may_be_loops() ? Algorithm::kLoops : Algorithm::kLibrary;
-  double least = std::numeric_limits<double>::infinity();
-  for (Candidate& candidate : candidates) {
-    if (!candidate.good) continue;
-    const double time = median(candidate.times) / (candidate.algorithm == Algorithm::kLibrary ? 1 : kGain);
-    if (time >= least) continue;
-    least = time;
-    best = candidate.algorithm;
-  }
-  return best;
+    return !good;
+  });
+}
+
+GemmChoices::Algorithm GemmChoices::Measurement::fastest() const {
+  return candidates_.empty() ? Algorithm::kLibrary : tuner_->fastest();
 }
 
 }  // namespace torch_remote::worker::kernels

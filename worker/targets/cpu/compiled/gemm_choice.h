@@ -4,6 +4,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -34,6 +35,7 @@ class GemmChoices {
   enum class Algorithm : uint8_t { kUnknown, kLoops, kLibrary, kOneDnn };
 
   explicit GemmChoices(Options options);
+  ~GemmChoices();
 
   // Returns kUnknown if the class is not measured yet. A known choice never changes.
   Algorithm algorithm(const GemmShape& shape);
@@ -41,8 +43,11 @@ class GemmChoices {
   // The library, for kOneDnn.
   const std::function<bool(const tr_matmul& matmul)>& library() const { return options_.library; }
   bool wants_measuring() const { return !wanted_.empty(); }
-  // Measures one of the requested classes, which takes some milliseconds. Returns false if there is none.
+  // Measures the requested classes for about kTimeAtOnce, and at least one round of their algorithms. Further calls
+  // continue. A result whose times vary too much is not stored on disk. Returns whether a class was measured to its
+  // end.
   bool measure();
+  static constexpr double kTimeAtOnce = 5e-3;  // seconds
   // Increases with each class that is measured.
   uint64_t generation() const { return generation_; }
 
@@ -50,14 +55,15 @@ class GemmChoices {
   static GemmShape class_of(const GemmShape& shape);
 
  private:
+  class Measurement;
   Algorithm fixed_algorithm(const GemmShape& shape);
-  Algorithm measured(const GemmShape& shape) const;
 
   const Options options_;
   const KernelFiles files_;
   std::map<GemmShape, Algorithm> algorithms_;  // by class
   std::deque<GemmShape> wanted_;
-  std::optional<bool> has_onednn_;  // unknown until it is first needed
+  std::unique_ptr<Measurement> measurement_;  // of the first class of `wanted_`; null before its first round
+  std::optional<bool> has_onednn_;            // unknown until it is first needed
   uint64_t generation_ = 0;
 };
 

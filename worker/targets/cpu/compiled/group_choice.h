@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "worker/runner/kernel_files.h"
+#include "worker/targets/cpu/compiled/tuner.h"
 
 // Chooses how the groups of a tuned program are executed: times several algorithms in the program's first runs.
 namespace torch_remote::worker::kernels {
@@ -21,46 +21,11 @@ enum class GroupAlgorithm : uint8_t {
 };
 std::string_view name(GroupAlgorithm algorithm);
 
-// Times one group with the sizes of one binding. The algorithms alternate, so that disturbances affect all of them.
-class GroupTuner {
- public:
-  // The first algorithm must be kDefault.
-  explicit GroupTuner(const std::vector<GroupAlgorithm>& algorithms);
-
-  // Whether more times are needed.
-  bool needs_samples() const { return needs_samples_; }
-  // The algorithm that the group's next execution should use.
-  GroupAlgorithm next() const;
-  // Adds the time of an execution with the algorithm that `next` returned.
-  void add(uint64_t ns);
-  // Removes an algorithm that proved to be impossible; never kDefault.
-  void drop(GroupAlgorithm algorithm);
-  // The result once needs_samples() is false: the fastest algorithm, or kDefault if no other is faster by a reliable
-  // margin.
-  GroupAlgorithm best() const;
-  // Whether the times are reliable; on a busy machine they may not be.
-  bool is_reliable() const;
-  // An algorithm's time, or 0 while it is unknown. It is one of the smallest times, which show what the machine can do.
-  // The very smallest may be luck.
-  uint64_t ns(GroupAlgorithm algorithm) const;
-
-  // Each algorithm is timed kSamples times, and up to kMostSamples times until the times are reliable. The first time
-  // does not count, because code and data are not in the caches yet.
-  static constexpr uint32_t kSamples = 8, kMostSamples = 24;
-
- private:
-  struct Tried {
-    GroupAlgorithm algorithm = GroupAlgorithm::kDefault;
-    uint32_t count = 0;
-    std::array<uint64_t, kMostSamples> times{};
-    uint64_t least(size_t nth) const;
-  };
-  const Tried& next_of() const;
-  void close_if_done();
-
-  std::vector<Tried> algorithms_;
-  bool needs_samples_ = true;
-};
+// Times one group with the sizes of one binding. An alternative to the kernel for all sizes must be faster by a margin,
+// because it changes the bits of results.
+using GroupTuner = Tuner<GroupAlgorithm>;
+// The first algorithm must be kDefault.
+GroupTuner make_group_tuner(const std::vector<GroupAlgorithm>& algorithms);
 
 // The choices, in memory and on disk. One thread uses it.
 class GroupChoices {

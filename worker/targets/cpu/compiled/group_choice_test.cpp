@@ -36,7 +36,7 @@ GroupAlgorithm tune(GroupTuner& tuner, const std::map<GroupAlgorithm, uint64_t>&
 }
 
 TEST(GroupTuner, TheFastestOneWins) {
-  GroupTuner tuner({kDefault, kStreamingStores, kColumns, kNodes});
+  GroupTuner tuner = make_group_tuner({kDefault, kStreamingStores, kColumns, kNodes});
   std::map<GroupAlgorithm, int> asked;
   EXPECT_EQ(tune(tuner, {{kDefault, 1000}, {kStreamingStores, 900}, {kColumns, 800}, {kNodes, 2000}}, &asked),
             kColumns);
@@ -48,15 +48,15 @@ TEST(GroupTuner, TheFastestOneWins) {
 }
 
 TEST(GroupTuner, WhatWinsByLittleDoesNot) {
-  GroupTuner tuner({kDefault, kStreamingStores, kNodes});
+  GroupTuner tuner = make_group_tuner({kDefault, kStreamingStores, kNodes});
   EXPECT_EQ(tune(tuner, {{kDefault, 1000}, {kStreamingStores, 970}, {kNodes, 920}}), kDefault);
-  GroupTuner nodes({kDefault, kNodes});
+  GroupTuner nodes = make_group_tuner({kDefault, kNodes});
   EXPECT_EQ(tune(nodes, {{kDefault, 1000}, {kNodes, 800}}), kNodes);
 }
 
 // On a busy machine the tuner takes more samples, and then keeps the plain kernel.
 TEST(GroupTuner, TimesThatVaryAreNotBelieved) {
-  GroupTuner tuner({kDefault, kStreamingStores});
+  GroupTuner tuner = make_group_tuner({kDefault, kStreamingStores});
   uint32_t times = 0;
   for (uint64_t ns = 1000; tuner.needs_samples(); ns = ns * 3 / 2, ++times)
     tuner.add(tuner.next() == kDefault ? 10 * ns : ns);
@@ -64,7 +64,7 @@ TEST(GroupTuner, TimesThatVaryAreNotBelieved) {
   EXPECT_FALSE(tuner.is_reliable());
   EXPECT_EQ(tuner.best(), kDefault);
   // The times become stable in the end.
-  GroupTuner later({kDefault, kStreamingStores});
+  GroupTuner later = make_group_tuner({kDefault, kStreamingStores});
   for (times = 0; later.needs_samples(); ++times) {
     const uint64_t disturbed = times < 14 ? 1'000'000 * times : 0;
     later.add((later.next() == kDefault ? 1000 : 500) + disturbed);
@@ -75,10 +75,10 @@ TEST(GroupTuner, TimesThatVaryAreNotBelieved) {
 }
 
 TEST(GroupTuner, OneWayAloneIsNotTimed) {
-  GroupTuner alone({kDefault});
+  GroupTuner alone = make_group_tuner({kDefault});
   EXPECT_FALSE(alone.needs_samples());
   EXPECT_EQ(alone.best(), kDefault);
-  GroupTuner two({kDefault, kStreamingStores});
+  GroupTuner two = make_group_tuner({kDefault, kStreamingStores});
   two.add(10);
   two.drop(kStreamingStores);
   EXPECT_FALSE(two.needs_samples());

@@ -333,7 +333,7 @@ class KernelProgram : public RunnerProgram {
     // Runs that wait for kernels need the same bits in each process, so they never use kNodes.
     if (!options_.waits) algorithms.push_back(GroupAlgorithm::kNodes);
     if (!known.has_value()) {
-      group.tuner.emplace(algorithms);
+      group.tuner = make_group_tuner(algorithms);
       return;
     }
     const bool possible = std::ranges::count(algorithms, *known) != 0;
