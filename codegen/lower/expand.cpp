@@ -1,10 +1,12 @@
+#include "codegen/lower/expand.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
 
 #include "codegen/loop/scalar_ops.h"
-#include "codegen/lower/emitter.h"
+#include "codegen/lower/indices.h"
 
 // The formulas of ops that have no scalar tree (ir/fusion/fusion.h). Sums and products of f32 and half types are
 // accumulated in f64.
@@ -15,18 +17,15 @@ using ir::DType;
 using ir::Expansion;
 using ir::ScalarOp;
 
-// The type in which torch computes with elements of a float tensor.
-DType type_of(const NodeEmitter& node, std::string_view name) { return loaded_type(node.view(name)->dtype); }
-
 bool copy(NodeEmitter& node) {
-  const ir::Arg& source = node.arg(1);
+  const ir::Arg& source = node.args.at(1);
   if (source.tag != ir::ArgTag::kView && source.tag != ir::ArgTag::kScalarTensor) return false;
-  node.fill(node.operand(size_t{1}));
+  node.fill(node.operand(source));
   return true;
 }
 
 bool fill(NodeEmitter& node) {
-  node.fill(node.node.args.size() > 1 ? node.operand(size_t{1}) : node.e.constant(node.result_dtype(0), 0));
+  node.fill(node.node.args.size() > 1 ? node.operand(node.args.at(1)) : node.e.constant(node.result_dtype(0), 0));
   return true;
 }
 
@@ -34,15 +33,15 @@ bool fill(NodeEmitter& node) {
 // (worker/targets/aten/kernels/random.cpp).
 bool dropout(NodeEmitter& node) {
   Emitter& e = node.e;
-  const DType type = type_of(node, "input");
-  const double p = node.float_argument("p");
-  const ir::Arg* generator = node.argument("generator");
-  const V number = node.linear_index();
+  const DType type = node.args.type("input");
+  const double p = node.args.float_value("p");
+  const ir::Arg* generator = node.args.find("generator");
+  const V number = linear_index(node);
   if (!ir::is_float(type) || number == kNone || generator == nullptr || !(p >= 0 && p <= 1)) return false;
   const V word =
       e.random(node.scalar_of(DType::kInt64, generator->a), node.scalar_of(DType::kInt64, generator->a + 1), number);
   const V unsigned_word =
-      e.op(ScalarOp::kBitAnd, e.convert(word, DType::kInt64), e.constant_int(DType::kInt64, 0xFFFFFFFF));
+      e.op(ScalarOp::kBitAnd, e.convert(word, DType::kInt64), e.constant(DType::kInt64, 0xFFFFFFFF));
   const V keep = e.op(ScalarOp::kLt, unsigned_word, e.scalar_int(static_cast<int64_t>(std::ldexp(1 - p, 32))));
   const V scale = e.convert(e.scalar_float(p == 1 ? 0 : 1 / (1 - p)), type);
   node.result(0, e.mul(e.mul(node.operand("input", type), e.convert(keep, type)), scale));
@@ -52,12 +51,12 @@ bool dropout(NodeEmitter& node) {
 
 bool softmax(NodeEmitter& node, bool log) {
   Emitter& e = node.e;
-  const DType type = type_of(node, "self");
+  const DType type = node.args.type("self");
   if (!ir::is_float(type)) return false;
   const V x = node.operand("self", type);
-  const V shifted = e.sub(x, e.columns(Reduction::kMax, x));
-  const V exp = e.exp(shifted);
-  const V sum = e.columns(Reduction::kSum, exp);
+  const V shifted = e.sub(x, e.reduce(Reduction::kMax, x));
+  const V exp = e.op(ScalarOp::kExp, shifted);
+  const V sum = e.reduce(Reduction::kSum, exp);
   // One division per row is enough: the sum is at least 1, so its reciprocal is a normal number.
   node.result(0, log ? e.sub(shifted, e.op(ScalarOp::kLog, sum)) : e.mul(exp, e.div(e.constant(type, 1), sum)));
   return true;
@@ -69,26 +68,29 @@ V exp_of_log_softmax(Emitter& e, V output) {
   const auto is = [&](V value, ScalarOp op) {
     return value != kNone && e.value_at(value).kind == Kind::kScalarOp && e.value_at(value).op == op;
   };
-  if (!is(output, ScalarOp::kSub) || !is(e.value_at(output).b, ScalarOp::kLog)) return e.exp(output);
+  if (!is(output, ScalarOp::kSub) || !is(e.value_at(output).b, ScalarOp::kLog)) return e.op(ScalarOp::kExp, output);
   const V shifted = e.value_at(output).a, sum = e.value_at(e.value_at(output).b).a;
   const Value& total = e.value_at(sum);
   const bool sums = total.kind == Kind::kReduce && total.over == Over::kColumns && total.reduction == Reduction::kSum &&
                     is(total.a, ScalarOp::kExp) && e.value_at(total.a).a == shifted;
-  if (!sums) return e.exp(output);
+  if (!sums) return e.op(ScalarOp::kExp, output);
   const V exp = total.a;
   return e.mul(exp, e.div(e.constant(e.type(sum), 1), sum));
 }
 
+// The sum over columns, in `sum_type`.
+V sum_columns(Emitter& e, V value) { return e.reduce(Reduction::kSum, e.convert(value, sum_type(e.type(value)))); }
+
 bool softmax_backward(NodeEmitter& node, bool log) {
   Emitter& e = node.e;
-  const DType type = type_of(node, "output");
+  const DType type = node.args.type("output");
   if (!ir::is_float(type)) return false;
   const V grad = node.operand("grad_output", type), output = node.operand("output", type);
   if (log) {
-    const V sum = e.convert(e.sum_columns(grad), type);
+    const V sum = e.convert(sum_columns(e, grad), type);
     node.result(0, e.sub(grad, e.mul(exp_of_log_softmax(e, output), sum)));
   } else {
-    const V sum = e.columns(Reduction::kSum, e.mul(grad, output));
+    const V sum = e.reduce(Reduction::kSum, e.mul(grad, output));
     node.result(0, e.mul(e.sub(grad, sum), output));
   }
   return true;
@@ -108,16 +110,18 @@ V part_of(NodeEmitter& node) { return node.e.scalar_float(1 / static_cast<double
 constexpr double kMinMeanSquare = 1e-36;
 
 // Whether f32 sums of squares are as good as f64 sums: nothing overflowed, and what vanished is negligible.
-V f32_sums_suffice(Emitter& e, V squares, double points) {
+V f32_sums_suffice(NodeEmitter& node, V squares) {
+  Emitter& e = node.e;
   const V is_finite = e.op(ScalarOp::kLt, squares, e.constant(DType::kFloat64, std::numeric_limits<float>::max()));
-  return e.op(ScalarOp::kLogicalAnd, is_finite, e.op(ScalarOp::kGt, squares, e.scalar_float(points * kMinMeanSquare)));
+  return e.op(ScalarOp::kLogicalAnd, is_finite,
+              e.op(ScalarOp::kGt, squares, e.scalar_float(static_cast<double>(node.count_reduced()) * kMinMeanSquare)));
 }
 
 // The sum of the squares of x - mean, in f64, for rows whose `again` is true. Other rows skip this loop
 // (codegen/cpu/plan.h, LoopPlan::condition), as they skip other sums of `where again, x, 0`.
 V recomputed_squares(Emitter& e, V x, V mean, V again) {
   const V centered = e.sub(e.convert(x, DType::kFloat64), mean);
-  return e.columns(Reduction::kSum, e.where(again, e.mul(centered, centered), e.constant(DType::kFloat64, 0)));
+  return e.reduce(Reduction::kSum, e.where(again, e.mul(centered, centered), e.constant(DType::kFloat64, 0)));
 }
 
 // Used if the mean is a result. The mean is in f64. The squares of x minus the rounded mean are added in f32, then
@@ -125,12 +129,12 @@ V recomputed_squares(Emitter& e, V x, V mean, V again) {
 Moments moments_with_exact_mean(NodeEmitter& node, V x) {
   Emitter& e = node.e;
   const V count = node.reduced_points(DType::kFloat64);
-  const V mean = e.div(e.sum_columns(x), count);
+  const V mean = e.div(sum_columns(e, x), count);
   const V rounded = e.convert(mean, DType::kFloat32);
   const V difference = e.sub(x, rounded), rest = e.sub(mean, e.convert(rounded, DType::kFloat64));
   const V sum = e.wide_sum(e.mul(difference, difference));
   const V squares = e.sub(sum, e.mul(count, e.mul(rest, rest)));
-  const V again = e.op(ScalarOp::kLogicalNot, f32_sums_suffice(e, squares, static_cast<double>(node.count_reduced())));
+  const V again = e.op(ScalarOp::kLogicalNot, f32_sums_suffice(node, squares));
   return {count, part_of(node), mean, e.where(again, recomputed_squares(e, x, mean, again), squares)};
 }
 
@@ -138,7 +142,7 @@ Moments moments_with_exact_mean(NodeEmitter& node, V x) {
 Moments recomputed_moments(NodeEmitter& node, V x, V again, const Moments& given) {
   Emitter& e = node.e;
   const DType wide = DType::kFloat64;
-  const V all = e.columns(Reduction::kSum, e.where(again, e.convert(x, wide), e.constant(wide, 0)));
+  const V all = e.reduce(Reduction::kSum, e.where(again, e.convert(x, wide), e.constant(wide, 0)));
   const V mean = e.where(again, e.div(all, given.count), given.mean);
   return {given.count, given.part, mean, e.where(again, recomputed_squares(e, x, mean, again), given.squares)};
 }
@@ -152,8 +156,7 @@ Moments squares_about_rough_mean(NodeEmitter& node, V x) {
   const V difference = e.sub(x, e.convert(mean, DType::kFloat32));
   const V squares = e.wide_sum(e.mul(difference, difference));
   const V offset = e.mul(e.mul(mean, mean), e.mul(count, e.constant(DType::kFloat64, std::ldexp(1, -16))));
-  const V good = e.op(ScalarOp::kLogicalAnd, f32_sums_suffice(e, squares, static_cast<double>(node.count_reduced())),
-                      e.op(ScalarOp::kLe, offset, squares));
+  const V good = e.op(ScalarOp::kLogicalAnd, f32_sums_suffice(node, squares), e.op(ScalarOp::kLe, offset, squares));
   return recomputed_moments(node, x, e.op(ScalarOp::kLogicalNot, good), {count, part, mean, squares});
 }
 
@@ -171,8 +174,7 @@ Moments moments_about_rough_mean(NodeEmitter& node, V x) {
   const V sum = e.wide_sum(e.mul(difference, one)), squares = e.wide_sum(e.mul(difference, difference));
   const V shift = e.mul(sum, part), excess = e.mul(sum, shift);
   const V is_close = e.op(ScalarOp::kLe, e.mul(excess, e.constant(wide, 16)), squares);
-  const V good =
-      e.op(ScalarOp::kLogicalAnd, f32_sums_suffice(e, squares, static_cast<double>(node.count_reduced())), is_close);
+  const V good = e.op(ScalarOp::kLogicalAnd, f32_sums_suffice(node, squares), is_close);
   const Moments moments{count, part, e.add(e.convert(rough, wide), shift), e.sub(squares, excess)};
   return recomputed_moments(node, x, e.op(ScalarOp::kLogicalNot, good), moments);
 }
@@ -197,12 +199,12 @@ Moments moments_of(NodeEmitter& node, V x, Wanted wanted) {
   }
   const DType wide = sum_type(e.type(x));
   const V count = node.reduced_points(wide);
-  const V mean = e.div(e.sum_columns(x), count);
-  const V centered = e.sub(e.convert(x, wide), mean), squares = e.sum_columns(e.mul(centered, centered));
+  const V mean = e.div(sum_columns(e, x), count);
+  const V centered = e.sub(e.convert(x, wide), mean), squares = sum_columns(e, e.mul(centered, centered));
   if (wide != e.type(x) || wanted == Wanted::kSquares) return {count, part_of(node), mean, squares};
   // The sum has no more digits than x. The second pass finds the mean's rounding error ("corrected two-pass", Chan,
   // Golub and LeVeque 1983). If a row's squares are not finite, there is nothing to correct.
-  const V sum = e.sum_columns(centered), part = part_of(node), zero = e.constant(wide, 0);
+  const V sum = sum_columns(e, centered), part = part_of(node), zero = e.constant(wide, 0);
   const V shift = e.mul(sum, part), excess = e.mul(sum, shift);
   const V is_finite = e.op(ScalarOp::kEq, e.sub(excess, excess), zero);
   return {count, part, e.add(mean, e.where(is_finite, shift, zero)), e.sub(squares, e.where(is_finite, excess, zero))};
@@ -244,8 +246,8 @@ V shifted_and_scaled(Emitter& e, V x, V mean, V scale, V shift) {
 // For norms whose weight and bias belong to a channel: they become part of the scale and the shift.
 V channel_norm(NodeEmitter& node, V x, V mean, V rstd) {
   Emitter& e = node.e;
-  const V scale = node.has("weight") ? e.mul(rstd, node.operand("weight", e.type(rstd))) : rstd;
-  return shifted_and_scaled(e, x, mean, scale, node.has("bias") ? node.operand("bias", e.type(rstd)) : kNone);
+  const V scale = node.args.has("weight") ? e.mul(rstd, node.operand("weight", e.type(rstd))) : rstd;
+  return shifted_and_scaled(e, x, mean, scale, node.args.has("bias") ? node.operand("bias", e.type(rstd)) : kNone);
 }
 
 // For norms whose weight and bias belong to an element of a row.
@@ -253,15 +255,15 @@ V element_norm(NodeEmitter& node, V x, V mean, V rstd) {
   Emitter& e = node.e;
   const DType type = e.type(x);
   const V normal = shifted_and_scaled(e, x, mean, rstd, kNone);
-  if (!node.has("weight")) return node.has("bias") ? e.add(normal, node.operand("bias", type)) : normal;
+  if (!node.args.has("weight")) return node.args.has("bias") ? e.add(normal, node.operand("bias", type)) : normal;
   const V weight = node.operand("weight", type);
-  return node.has("bias") ? e.fma(normal, weight, node.operand("bias", type)) : e.mul(normal, weight);
+  return node.args.has("bias") ? e.fma(normal, weight, node.operand("bias", type)) : e.mul(normal, weight);
 }
 
 // Computes layer norm and group norm.
 bool row_norm(NodeEmitter& node) {
   Emitter& e = node.e;
-  const DType type = type_of(node, "input");
+  const DType type = node.args.type("input");
   if (!ir::is_float(type)) return false;
   const V x = node.operand("input", type);
   const Moments moments = moments_of(node, x, Wanted::kNeither);
@@ -297,12 +299,12 @@ NormGradient norm_gradient(NodeEmitter& node, V grad, V normal, V scale) {
 // Computes the gradients of layer norm and group norm.
 bool row_norm_backward(NodeEmitter& node) {
   Emitter& e = node.e;
-  const DType type = type_of(node, "input"), wide = sum_type(type);
+  const DType type = node.args.type("input"), wide = sum_type(type);
   if (!ir::is_float(type)) return false;
   const V grad = node.operand("grad_out", type), rstd = node.operand("rstd", type);
   const V x = node.operand("input", type), mean = node.operand("mean", type);
   const V normal = e.mul(e.sub(x, mean), rstd);
-  const V scaled = node.has("weight") ? e.mul(grad, node.operand("weight", type)) : grad;
+  const V scaled = node.args.has("weight") ? e.mul(grad, node.operand("weight", type)) : grad;
   const NormGradient gradient = norm_gradient(node, scaled, normal, e.constant(wide, 1));
   if (node.is_result_used(0)) node.result(0, e.mul(gradient.input, rstd));
   for (const size_t result : {1, 2}) {  // with a single row, the sum is that row
@@ -318,7 +320,7 @@ bool row_norm_backward(NodeEmitter& node) {
 // running * (1 - momentum) + now * momentum
 void update_running(NodeEmitter& node, std::string_view name, V now) {
   Emitter& e = node.e;
-  if (!node.has(name)) return;
+  if (!node.args.has(name)) return;
   const DType type = e.type(now);
   const V momentum = node.operand("momentum", type);
   const V rest = e.sub(e.constant(type, 1), momentum);
@@ -327,7 +329,7 @@ void update_running(NodeEmitter& node, std::string_view name, V now) {
 
 bool batch_norm(NodeEmitter& node) {
   Emitter& e = node.e;
-  const DType type = type_of(node, "input"), wide = sum_type(type);
+  const DType type = node.args.type("input"), wide = sum_type(type);
   if (!ir::is_float(type)) return false;
   const V x = node.operand("input", type);
   if (node.member.form.reduced == 0) {
@@ -347,7 +349,7 @@ bool batch_norm(NodeEmitter& node) {
 
 // The largest power of two that is at most `value`, a positive f32. The result is a normal number.
 V power_near(Emitter& e, V value) {
-  const auto whole = [&](int64_t number) { return e.constant_int(DType::kInt32, number); };
+  const auto whole = [&](int number) { return e.constant(DType::kInt32, number); };
   const V exponent = e.op(ScalarOp::kBitAnd, e.bits(value, DType::kInt32), whole(0x7F800000));
   const V least = e.op(ScalarOp::kMax, exponent, whole(0x00800000));
   return e.bits(e.op(ScalarOp::kMin, least, whole(0x7F000000)), DType::kFloat32);
@@ -355,7 +357,7 @@ V power_near(Emitter& e, V value) {
 
 bool batch_norm_backward(NodeEmitter& node) {
   Emitter& e = node.e;
-  const DType type = type_of(node, "input"), wide = sum_type(type);
+  const DType type = node.args.type("input"), wide = sum_type(type);
   if (!ir::is_float(type)) return false;
   const bool trains = node.has_part("save_mean");
   const V mean = node.operand(trains ? "save_mean" : "running_mean", type);
@@ -374,7 +376,7 @@ bool batch_norm_backward(NodeEmitter& node) {
     along = e.wide_sum(e.mul(grad, centered));
   }
   if (node.is_result_used(0)) {
-    const V factor = node.has("weight") ? e.mul(rstd, node.operand("weight", wide)) : rstd;
+    const V factor = node.args.has("weight") ? e.mul(rstd, node.operand("weight", wide)) : rstd;
     node.result(0, e.mul(slope, e.convert(factor, type)));
   }
   node.result(1, e.mul(along, scale));
@@ -387,28 +389,27 @@ bool batch_norm_backward(NodeEmitter& node) {
 bool nll_loss(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType type = loaded_type(node.result_dtype(0));
-  const V here = node.axis_index(1);
+  const V here = axis_index(node, 1);
   if (here == kNone || node.member.reduces != ir::ReductionKind::kAll) return false;
-  const ir::View& scores = *node.view("self");
-  const V label =
-      node.checked_index(node.argument("target")->a, node.size(scores, 1), false, node.int_argument("ignore_index"));
+  const V label = checked_index(node, node.args.find("target")->a, node.args.size("self", 1), false,
+                                node.args.int_value("ignore_index"));
   const V counts = e.op(ScalarOp::kNe, label, node.operand("ignore_index"));
-  const V place = e.where(counts, label, e.constant_int(DType::kInt64, 0));
-  const V known = node.check_index_in_axis("target", place, 1);
-  const V hit = e.op(ScalarOp::kLogicalAnd, e.eq(here, label), counts);
+  const V place = e.where(counts, label, e.constant(DType::kInt64, 0));
+  const V known = check_index_in_axis(node, "target", place, 1);
+  const V hit = e.op(ScalarOp::kLogicalAnd, e.op(ScalarOp::kEq, here, label), counts);
   const V zero = e.constant(type, 0);
   V score = node.operand("self", type), counted = e.convert(counts, type);
-  if (node.has("weight")) {
+  if (node.args.has("weight")) {
     const V weight = node.operand("weight", type);
     score = e.mul(score, weight);
-    counted = e.columns(Reduction::kSum, e.where(hit, weight, zero));
+    counted = e.reduce(Reduction::kSum, e.where(hit, weight, zero));
   }
   const DType wide = sum_type(type);  // a row's sum has only one nonzero term
-  const V at_label = e.columns(Reduction::kSum, e.where(hit, score, zero));
-  const V sum = e.rows(Reduction::kSum, e.convert(e.op(ScalarOp::kNeg, at_label), wide));
-  const V checked = e.where(e.eq(known, known), counted, zero);
-  const V total = e.rows(Reduction::kSum, e.convert(checked, wide));
-  node.result(0, node.int_argument("reduction") == kMeanReduction ? e.div(sum, total) : sum);
+  const V at_label = e.reduce(Reduction::kSum, e.where(hit, score, zero));
+  const V sum = e.reduce(Reduction::kSum, e.convert(e.op(ScalarOp::kNeg, at_label), wide), Over::kRows);
+  const V checked = e.where(e.op(ScalarOp::kEq, known, known), counted, zero);
+  const V total = e.reduce(Reduction::kSum, e.convert(checked, wide), Over::kRows);
+  node.result(0, node.args.int_value("reduction") == kMeanReduction ? e.div(sum, total) : sum);
   node.result(1, total);
   return true;
 }
@@ -418,14 +419,14 @@ bool nll_loss_backward(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType type = loaded_type(node.result_dtype(0));
   const bool has_one_class = node.member.axes[1] == 0;
-  const V here = has_one_class ? e.constant_int(DType::kInt64, 0) : node.axis_index(1);
+  const V here = has_one_class ? e.constant(DType::kInt64, 0) : axis_index(node, 1);
   if (here == kNone) return false;
   const V label = node.operand("target", DType::kInt64);
   V grad = node.operand("grad_output", type);
-  if (node.int_argument("reduction") == kMeanReduction) grad = e.div(grad, node.operand("total_weight", type));
-  const V counts =
-      e.op(ScalarOp::kLogicalAnd, e.eq(here, label), e.op(ScalarOp::kNe, label, node.operand("ignore_index")));
-  if (node.has("weight")) grad = e.mul(grad, node.operand("weight", type));
+  if (node.args.int_value("reduction") == kMeanReduction) grad = e.div(grad, node.operand("total_weight", type));
+  const V counts = e.op(ScalarOp::kLogicalAnd, e.op(ScalarOp::kEq, here, label),
+                        e.op(ScalarOp::kNe, label, node.operand("ignore_index")));
+  if (node.args.has("weight")) grad = e.mul(grad, node.operand("weight", type));
   node.result(0, e.where(counts, e.op(ScalarOp::kNeg, grad), e.constant(type, 0)));
   return true;
 }
@@ -433,13 +434,13 @@ bool nll_loss_backward(NodeEmitter& node) {
 // The sum of squares about the mean, divided by the number of elements minus `correction` (1 if not given).
 bool variance(NodeEmitter& node) {
   Emitter& e = node.e;
-  const DType type = type_of(node, "self");
+  const DType type = node.args.type("self");
   if (!ir::is_float(type) || node.member.reduces != ir::ReductionKind::kColumns) return false;
   const Expansion what = node.member.form.expansion;
   const bool gives_mean = what == Expansion::kVarMean || what == Expansion::kStdMean;
   const Moments moments = moments_of(node, node.operand("self", type), gives_mean ? Wanted::kMean : Wanted::kSquares);
-  const double rest =
-      static_cast<double>(node.count_reduced()) - (node.has("correction") ? node.float_argument("correction") : 1);
+  const double rest = static_cast<double>(node.count_reduced()) -
+                      (node.args.has("correction") ? node.args.float_value("correction") : 1);
   const V var = e.div(moments.squares, e.convert(e.scalar_float(std::max(rest, 0.0)), sum_type(type)));
   const bool root = what == Expansion::kStd || what == Expansion::kStdMean;
   node.result(0, root ? e.op(ScalarOp::kSqrt, var) : var);
@@ -450,12 +451,12 @@ bool variance(NodeEmitter& node) {
 // log(sum(exp(x - max))) + max. If the maximum is infinite, nothing is subtracted, as in torch.
 bool log_sum_exp(NodeEmitter& node) {
   Emitter& e = node.e;
-  const DType type = type_of(node, "self");
+  const DType type = node.args.type("self");
   if (!ir::is_float(type) || node.member.reduces != ir::ReductionKind::kColumns) return false;
   const V x = node.operand("self", type);
-  const V max = e.columns(Reduction::kMax, x);
+  const V max = e.reduce(Reduction::kMax, x);
   const V shift = e.where(e.op(ScalarOp::kIsInf, max), e.constant(type, 0), max);
-  const V sum = e.columns(Reduction::kSum, e.exp(e.sub(x, shift)));
+  const V sum = e.reduce(Reduction::kSum, e.op(ScalarOp::kExp, e.sub(x, shift)));
   node.result(0, e.add(e.op(ScalarOp::kLog, sum), shift));
   return true;
 }
@@ -468,9 +469,9 @@ V sum_of_squares(NodeEmitter& node, V x) {
     return node.accumulate(Reduction::kSum, e.mul(wide, wide));
   }
   const V squares = e.wide_sum(e.mul(x, x));
-  const V again = e.op(ScalarOp::kLogicalNot, f32_sums_suffice(e, squares, static_cast<double>(node.count_reduced())));
+  const V again = e.op(ScalarOp::kLogicalNot, f32_sums_suffice(node, squares));
   const V zero = e.constant(DType::kFloat64, 0);
-  const V exact = e.columns(Reduction::kSum, e.where(again, e.mul(wide, wide), zero));
+  const V exact = e.reduce(Reduction::kSum, e.where(again, e.mul(wide, wide), zero));
   return e.where(again, exact, squares);
 }
 
@@ -479,7 +480,8 @@ bool vector_norm(NodeEmitter& node, V x) {
   Emitter& e = node.e;
   const DType type = e.type(x);
   if (!ir::is_float(type)) return false;
-  const double p = node.has("ord") ? node.float_argument("ord") : node.has("p") ? node.float_argument("p") : 2;
+  const std::string_view name = node.args.has("ord") ? "ord" : "p";
+  const double p = node.args.has(name) ? node.args.float_value(name) : 2;
   if (std::isinf(p) && node.count_reduced() == 0) return false;
   const V size = e.op(ScalarOp::kAbs, x);
   if (p == 2) {
@@ -545,9 +547,9 @@ bool reduction(NodeEmitter& node) {
       if (node.member.reduces != ir::ReductionKind::kColumns) return false;
       const Expansion what = node.member.form.expansion;
       const bool largest = what == Expansion::kArgMax || what == Expansion::kMaxWithIndex;
-      const V at = e.columns(largest ? Reduction::kArgMax : Reduction::kArgMin, x);
+      const V at = e.reduce(largest ? Reduction::kArgMax : Reduction::kArgMin, x);
       const bool both = what == Expansion::kMaxWithIndex || what == Expansion::kMinWithIndex;
-      if (both) node.result(0, e.columns(largest ? Reduction::kMax : Reduction::kMin, x));
+      if (both) node.result(0, e.reduce(largest ? Reduction::kMax : Reduction::kMin, x));
       node.result(both ? 1 : 0, at);
       return true;
     }
@@ -567,12 +569,12 @@ bool cumulative(NodeEmitter& node, Reduction reduction) {
 // beta * self + alpha * (mat1 @ mat2). If beta is 0, `self` is not read, as it may contain NaN.
 bool matmul(NodeEmitter& node) {
   Emitter& e = node.e;
-  const bool adds = node.argument("mat1") != nullptr;
-  const DType type = type_of(node, "mat2");
+  const bool adds = node.args.find("mat1") != nullptr;
+  const DType type = node.args.type("mat2");
   const V product = e.mul(node.operand(adds ? "mat1" : "self", type), node.operand("mat2", type));
   V sum = node.reduce(Reduction::kSum, product);
   if (adds) {
-    const double beta = node.float_argument("beta"), alpha = node.float_argument("alpha");
+    const double beta = node.args.float_value("beta"), alpha = node.args.float_value("alpha");
     if (alpha != 1) sum = e.mul(sum, e.convert(e.scalar_float(alpha), type));
     if (beta != 0) {
       V self = node.operand("self", type);

@@ -2,7 +2,7 @@
 #include <numbers>
 
 #include "codegen/loop/scalar_ops.h"
-#include "codegen/lower/emitter.h"
+#include "codegen/lower/expand.h"
 
 // Activations, and gradients of activations, that no scalar tree of elements and numbers expresses.
 namespace torch_remote::codegen {
@@ -12,18 +12,15 @@ using ir::DType;
 using ir::Expansion;
 using ir::ScalarOp;
 
-// The type in which torch computes with elements of a float tensor.
-DType type_of(const NodeEmitter& node, std::string_view name) { return loaded_type(node.view(name)->dtype); }
-
 const ir::Arg* approximate(const NodeEmitter& node) {
-  const ir::Arg* arg = node.argument("approximate");
+  const ir::Arg* arg = node.args.find("approximate");
   return arg != nullptr && arg->tag == ir::ArgTag::kString ? arg : nullptr;
 }
 
 // x / 2 * (1 + erf(x / sqrt(2))). With approximate="tanh": x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))).
 bool gelu(NodeEmitter& node) {
   Emitter& e = node.e;
-  const DType type = type_of(node, "self");
+  const DType type = node.args.type("self");
   const ir::Arg* how = approximate(node);
   if (!ir::is_float(type) || how == nullptr) return false;
   const V x = node.operand("self", type);
@@ -42,7 +39,7 @@ bool gelu(NodeEmitter& node) {
 
 bool gelu_backward(NodeEmitter& node) {
   Emitter& e = node.e;
-  const DType type = type_of(node, "self");
+  const DType type = node.args.type("self");
   const ir::Arg* how = approximate(node);
   if (!ir::is_float(type) || how == nullptr) return false;
   const V grad = node.operand("grad_output", type), x = node.operand("self", type);
@@ -50,7 +47,7 @@ bool gelu_backward(NodeEmitter& node) {
   V slope = kNone;
   if (how->text == "none") {
     const V cdf = e.mul(half, e.add(one, e.op(ScalarOp::kErf, e.mul(x, e.constant(type, std::numbers::sqrt2 / 2)))));
-    const V density = e.mul(e.exp(e.mul(e.mul(x, x), e.constant(type, -0.5))),
+    const V density = e.mul(e.op(ScalarOp::kExp, e.mul(e.mul(x, x), e.constant(type, -0.5))),
                             e.constant(type, std::numbers::inv_sqrtpi * std::numbers::sqrt2 / 2));
     slope = e.add(cdf, e.mul(x, density));
   } else {
@@ -68,14 +65,14 @@ bool gelu_backward(NodeEmitter& node) {
 // `self_or_result` is x, or the result, which is alpha * scale * (exp(input_scale * x) - 1) below zero.
 bool elu_backward(NodeEmitter& node) {
   Emitter& e = node.e;
-  const DType type = type_of(node, "self_or_result");
+  const DType type = node.args.type("self_or_result");
   if (!ir::is_float(type)) return false;
   const V grad = node.operand("grad_output", type), x = node.operand("self_or_result", type);
   const V scale = node.operand("scale", type), input_scale = node.operand("input_scale", type);
   const V depth = e.mul(node.operand("alpha", type), scale);
-  const V below = node.bool_argument("is_result")
+  const V below = node.args.bool_value("is_result")
                       ? e.mul(e.mul(grad, input_scale), e.add(x, depth))
-                      : e.mul(e.mul(e.mul(grad, input_scale), depth), e.exp(e.mul(x, input_scale)));
+                      : e.mul(e.mul(e.mul(grad, input_scale), depth), e.op(ScalarOp::kExp, e.mul(x, input_scale)));
   node.fill(e.where(e.op(ScalarOp::kLe, x, e.constant(type, 0)), below, e.mul(grad, scale)));
   return true;
 }
@@ -93,10 +90,10 @@ LogitBounds logit_bounds(NodeEmitter& node, DType type) {
 
 bool logit(NodeEmitter& node) {
   Emitter& e = node.e;
-  const DType type = type_of(node, "self");
+  const DType type = node.args.type("self");
   if (!ir::is_float(type)) return false;
   V x = node.operand("self", type);
-  if (node.has("eps")) {
+  if (node.args.has("eps")) {
     const LogitBounds bounds = logit_bounds(node, type);
     const V below = e.op(ScalarOp::kLt, x, bounds.low), above = e.op(ScalarOp::kGt, x, bounds.high);
     x = e.where(bounds.none, x, e.where(below, bounds.low, e.where(above, bounds.high, x)));
@@ -107,7 +104,7 @@ bool logit(NodeEmitter& node) {
 
 bool logit_backward(NodeEmitter& node) {
   Emitter& e = node.e;
-  const DType type = type_of(node, "self");
+  const DType type = node.args.type("self");
   if (!ir::is_float(type)) return false;
   const V grad = node.operand("grad_output", type), x = node.operand("self", type);
   const V zero = e.constant(type, 0), one = e.constant(type, 1);
@@ -115,11 +112,11 @@ bool logit_backward(NodeEmitter& node) {
     return e.op(ScalarOp::kLogicalAnd, e.op(ScalarOp::kGe, x, low), e.op(ScalarOp::kLe, x, high));
   };
   const V slope = e.div(grad, e.mul(x, e.sub(one, x)));
-  const V at_end = e.op(ScalarOp::kLogicalOr, e.eq(x, zero), e.eq(x, one));
+  const V at_end = e.op(ScalarOp::kLogicalOr, e.op(ScalarOp::kEq, x, zero), e.op(ScalarOp::kEq, x, one));
   const V infinity = e.mul(grad, e.constant(type, std::numeric_limits<double>::infinity()));
   V value = e.where(within(zero, one), e.where(at_end, infinity, slope),
                     e.constant(type, std::numeric_limits<double>::quiet_NaN()));
-  if (node.has("eps")) {
+  if (node.args.has("eps")) {
     const LogitBounds bounds = logit_bounds(node, type);
     value = e.where(bounds.none, value, e.where(within(bounds.low, bounds.high), slope, zero));
   }
@@ -130,10 +127,10 @@ bool logit_backward(NodeEmitter& node) {
 // grad * (1 - sigmoid(x)). With z = exp(-|x|) the slope is 1 - z / (1 + z) below zero, and z / (1 + z) above.
 bool log_sigmoid_backward(NodeEmitter& node) {
   Emitter& e = node.e;
-  const DType type = type_of(node, "self");
+  const DType type = node.args.type("self");
   if (!ir::is_float(type)) return false;
   const V x = node.operand("self", type), one = e.constant(type, 1);
-  const V z = e.exp(e.op(ScalarOp::kNeg, e.op(ScalarOp::kAbs, x)));
+  const V z = e.op(ScalarOp::kExp, e.op(ScalarOp::kNeg, e.op(ScalarOp::kAbs, x)));
   const V part = e.div(z, e.add(one, z));
   const V slope = e.where(e.op(ScalarOp::kLt, x, e.constant(type, 0)), e.sub(one, part), part);
   node.result(0, e.mul(node.operand("grad_output", type), slope));
@@ -176,9 +173,9 @@ bool clamp(NodeEmitter& node, bool by_tensors) {
   if (type == DType::kBool) return false;
   V x = node.operand("self", type);
   for (const std::string_view name : {"min", "max"}) {
-    if (!node.has(name)) continue;
+    if (!node.args.has(name)) continue;
     // A bound that the integer type cannot represent is an error; torch raises it.
-    if (!by_tensors && !ir::is_float(memory) && !has_integer(memory, node.int_argument(name))) return false;
+    if (!by_tensors && !ir::is_float(memory) && !has_integer(memory, node.args.int_value(name))) return false;
     const V bound = node.operand(name, type);
     const ScalarOp op = name == "min" ? ScalarOp::kMax : ScalarOp::kMin;
     x = by_tensors ? e.op(op, x, bound) : e.op(op, bound, x);
@@ -198,7 +195,7 @@ bool nan_to_num(NodeEmitter& node) {
   }
   if (is_half(memory)) x = e.rounded(x, memory);
   const auto given = [&](std::string_view name, double otherwise) {
-    return node.has(name) ? node.operand(name, type) : e.constant(type, otherwise);
+    return node.args.has(name) ? node.operand(name, type) : e.constant(type, otherwise);
   };
   const double largest = largest_of(memory);
   const V nan = given("nan", 0), above = given("posinf", largest), below = given("neginf", -largest);
@@ -211,10 +208,10 @@ bool nan_to_num(NodeEmitter& node) {
 // min(x, 0) - log1p(z), with z = exp(-|x|). z is the second result, for the gradient.
 bool log_sigmoid(NodeEmitter& node) {
   Emitter& e = node.e;
-  const DType type = type_of(node, "self");
+  const DType type = node.args.type("self");
   if (!ir::is_float(type)) return false;
   const V x = node.operand("self", type);
-  const V z = e.exp(e.op(ScalarOp::kNeg, e.op(ScalarOp::kAbs, x)));
+  const V z = e.op(ScalarOp::kExp, e.op(ScalarOp::kNeg, e.op(ScalarOp::kAbs, x)));
   node.result(0, e.sub(e.op(ScalarOp::kMin, x, e.constant(type, 0)), e.op(ScalarOp::kLog1p, z)));
   node.result(1, z);
   return true;
@@ -222,7 +219,7 @@ bool log_sigmoid(NodeEmitter& node) {
 
 bool prelu_backward(NodeEmitter& node) {
   Emitter& e = node.e;
-  const DType type = type_of(node, "self");
+  const DType type = node.args.type("self");
   if (!ir::is_float(type)) return false;
   const V x = node.operand("self", type), grad = node.operand("grad_output", type);
   const V positive = e.op(ScalarOp::kGt, x, e.constant(type, 0));

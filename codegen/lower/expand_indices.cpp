@@ -3,7 +3,8 @@
 #include <string_view>
 #include <vector>
 
-#include "codegen/lower/emitter.h"
+#include "codegen/lower/expand.h"
+#include "codegen/lower/indices.h"
 
 // Ops that read or write at indices. If an index is out of bounds, the kernel fails. The runner that then executes the
 // nodes one by one reports the error.
@@ -11,31 +12,33 @@ namespace torch_remote::codegen {
 namespace {
 
 using ir::Expansion;
+using ir::ScalarOp;
 
 bool embedding(NodeEmitter& node) {
-  node.result(0, node.load_at_indices("weight", std::array{node.argument("indices")->a}));
+  node.result(0, load_at_indices(node, "weight", std::array{node.args.find("indices")->a}));
   return true;
 }
 
 // Rows of the padding index add zero.
 bool embedding_backward(NodeEmitter& node) {
   Emitter& e = node.e;
-  const uint32_t indices = node.argument("indices")->a;
+  const uint32_t indices = node.args.find("indices")->a;
   const V index = e.convert(node.element(indices), ir::DType::kInt64);
   const V grad = node.operand("grad_output");
   const V zero = e.constant(e.type(grad), 0);
-  node.write_at(std::array{indices}, e.where(e.eq(index, node.operand("padding_idx")), zero, grad), true);
+  store_at_indices(node, std::array{indices},
+                   e.where(e.op(ScalarOp::kEq, index, node.operand("padding_idx")), zero, grad), true);
   return true;
 }
 
 // index_select, gather
 bool along_a_dim(NodeEmitter& node) {
-  node.result(0, node.load_at_indices("self", std::array{node.argument("index")->a}));
+  node.result(0, load_at_indices(node, "self", std::array{node.args.find("index")->a}));
   return true;
 }
 
 bool take(NodeEmitter& node) {
-  node.result(0, node.load_at_linear_index("self", node.argument("index")->a));
+  node.result(0, load_at_linear_index(node, "self", node.args.find("index")->a));
   return true;
 }
 
@@ -48,12 +51,12 @@ std::vector<uint32_t> views_of(const ir::Arg& list) {
 }
 
 bool index(NodeEmitter& node) {
-  node.result(0, node.load_at_indices("self", views_of(node.node.args[1]), true));
+  node.result(0, load_at_indices(node, "self", views_of(node.node.args[1]), true));
   return true;
 }
 
 bool index_put(NodeEmitter& node) {
-  node.write_at(views_of(node.node.args[1]), node.operand("values"), node.bool_argument("accumulate"), true);
+  store_at_indices(node, views_of(node.node.args[1]), node.operand("values"), node.args.bool_value("accumulate"), true);
   return true;
 }
 
@@ -61,8 +64,8 @@ bool index_put(NodeEmitter& node) {
 bool index_add(NodeEmitter& node) {
   Emitter& e = node.e;
   V value = node.operand("source");
-  if (node.float_argument("alpha") != 1) value = e.mul(value, node.operand("alpha", e.type(value)));
-  node.write_at(std::array{node.argument("index")->a}, value, true);
+  if (node.args.float_value("alpha") != 1) value = e.mul(value, node.operand("alpha", e.type(value)));
+  store_at_indices(node, std::array{node.args.find("index")->a}, value, true);
   return true;
 }
 
@@ -86,8 +89,8 @@ bool fits(double number, ir::DType dtype) {
 
 // index_copy_, scatter_, scatter_add_
 bool write_along_a_dim(NodeEmitter& node, std::string_view source, bool adds) {
-  if (source == "value" && !fits(node.float_argument(source), node.view("self")->dtype)) return false;
-  node.write_at(std::array{node.argument("index")->a}, node.operand(source), adds);
+  if (source == "value" && !fits(node.args.float_value(source), node.args.view("self")->dtype)) return false;
+  store_at_indices(node, std::array{node.args.find("index")->a}, node.operand(source), adds);
   return true;
 }
 
@@ -110,7 +113,7 @@ bool expand_indices(NodeEmitter& node) {
     case Expansion::kIndexCopy:
       return write_along_a_dim(node, "source", false);
     case Expansion::kScatter:
-      return write_along_a_dim(node, node.argument("src") != nullptr ? "src" : "value", false);
+      return write_along_a_dim(node, node.args.find("src") != nullptr ? "src" : "value", false);
     case Expansion::kScatterAdd:
       return write_along_a_dim(node, "src", true);
     default:

@@ -1,5 +1,5 @@
 #include "codegen/loop/scalar_ops.h"
-#include "codegen/lower/emitter.h"
+#include "codegen/lower/expand.h"
 
 // Losses of pairs of elements, and their gradients. A loss is one number per point, or their sum or mean. Sums of f32
 // and half types are accumulated in f64. The formulas are in torch's documentation of each loss.
@@ -15,7 +15,7 @@ class LossEmitter {
   explicit LossEmitter(NodeEmitter& node)
       : node_(node),
         e_(node.e),
-        type_(loaded_type(node.view("self")->dtype)),
+        type_(node.args.type("self")),
         x_(node.operand("self", type_)),
         y_(node.operand("target", type_)) {}
 
@@ -35,9 +35,9 @@ class LossEmitter {
       case Expansion::kHuberLossBackward:
         return gradient(limited(difference(), given("delta"), given("delta")));
       case Expansion::kSoftMarginLoss:
-        return lost(e_.op(ScalarOp::kLog1p, e_.exp(margin())));
+        return lost(e_.op(ScalarOp::kLog1p, e_.op(ScalarOp::kExp, margin())));
       case Expansion::kSoftMarginLossBackward: {
-        const V z = e_.exp(margin());
+        const V z = e_.op(ScalarOp::kExp, margin());
         return gradient(e_.div(e_.mul(negative(y_), z), e_.add(number(1), z)));
       }
       case Expansion::kBceWithLogits:
@@ -84,25 +84,25 @@ class LossEmitter {
   V bce_with_logits() {
     const V one = number(1);
     const V log_sigmoid = e_.sub(e_.op(ScalarOp::kMin, x_, number(0)),
-                                 e_.op(ScalarOp::kLog1p, e_.exp(negative(e_.op(ScalarOp::kAbs, x_)))));
+                                 e_.op(ScalarOp::kLog1p, e_.op(ScalarOp::kExp, negative(e_.op(ScalarOp::kAbs, x_)))));
     V right = log_sigmoid;
-    if (node_.has("pos_weight")) {
+    if (node_.args.has("pos_weight")) {
       const V log_weight = e_.add(e_.mul(e_.sub(given("pos_weight"), one), y_), one);
       right = e_.mul(log_weight, log_sigmoid);
     }
     const V value = e_.sub(e_.mul(e_.sub(one, y_), x_), right);
-    return node_.has("weight") ? e_.mul(value, given("weight")) : value;
+    return node_.args.has("weight") ? e_.mul(value, given("weight")) : value;
   }
 
   // (x - y) / max((1 - x) x, 1e-12), times the weight. torch rounds the 1e-12 to f32 for every dtype.
   V bce_slope() {
     const V spread = e_.mul(e_.sub(number(1), x_), x_);
     const V slope = e_.div(difference(), e_.op(ScalarOp::kMax, spread, number(1e-12F)));
-    return node_.has("weight") ? e_.mul(slope, given("weight")) : slope;
+    return node_.args.has("weight") ? e_.mul(slope, given("weight")) : slope;
   }
 
   bool lost(V value) {
-    const int64_t reduction = node_.int_argument("reduction");
+    const int64_t reduction = node_.args.int_value("reduction");
     if (reduction != kNoReduction) value = node_.accumulate(Reduction::kSum, value);
     if (reduction == kMeanReduction) value = e_.div(value, node_.reduced_points(sum_type(type_)));
     node_.result(0, value);
@@ -111,7 +111,7 @@ class LossEmitter {
 
   bool gradient(V slope) {
     const double points =
-        node_.int_argument("reduction") == kMeanReduction ? static_cast<double>(node_.space_points()) : 1;
+        node_.args.int_value("reduction") == kMeanReduction ? static_cast<double>(node_.space_points()) : 1;
     const V part = e_.convert(e_.scalar_float(1 / points), type_);
     node_.result(0, e_.mul(e_.mul(part, slope), node_.operand("grad_output", type_)));
     return true;

@@ -1,7 +1,7 @@
 #include <cmath>
 
 #include "codegen/loop/scalar_ops.h"
-#include "codegen/lower/emitter.h"
+#include "codegen/lower/expand.h"
 
 // Optimizer steps over lists of parameters, with the arithmetic of torch's kernels. Numbers that are the same for
 // all elements are computed in f64.
@@ -14,7 +14,7 @@ using ir::ScalarOp;
 
 V gradient(NodeEmitter& node, DType type) {
   const V grad = node.operand("grads", type);
-  return node.bool_argument("maximize") ? node.e.op(ScalarOp::kNeg, grad) : grad;
+  return node.args.bool_value("maximize") ? node.e.op(ScalarOp::kNeg, grad) : grad;
 }
 
 // a + weight * (b - a). As in torch, we start from the end that is nearer.
@@ -27,7 +27,7 @@ V lerp(NodeEmitter& node, V a, V b, V weight, double known) {
 
 bool adam(NodeEmitter& node, bool decoupled) {
   Emitter& e = node.e;
-  const DType type = loaded_type(node.view("self")->dtype), wide = DType::kFloat64;
+  const DType type = node.args.type("self"), wide = DType::kFloat64;
   if (!node.has_part("exp_avgs") || !node.has_part("exp_avg_sqs") || !node.has_part("state_steps")) return false;
   const auto number = [&](std::string_view name) { return node.operand(name, wide); };
   const V one = e.constant(wide, 1), step = node.operand("state_steps", wide);
@@ -36,7 +36,7 @@ bool adam(NodeEmitter& node, bool decoupled) {
   const V correction2 = e.sub(one, e.op(ScalarOp::kPow, number("beta2"), step));
   const V size = e.convert(e.op(ScalarOp::kNeg, e.div(number("lr"), correction1)), type);
   V param = node.operand("self", type), grad = gradient(node, type);
-  if (node.float_argument("weight_decay") != 0) {
+  if (node.args.float_value("weight_decay") != 0) {
     if (decoupled) {
       param = e.mul(param, e.convert(e.sub(one, e.mul(number("lr"), number("weight_decay"))), type));
     } else {
@@ -44,11 +44,11 @@ bool adam(NodeEmitter& node, bool decoupled) {
     }
   }
   const V mean =
-      lerp(node, node.operand("exp_avgs", type), grad, e.convert(rest1, type), 1 - node.float_argument("beta1"));
+      lerp(node, node.operand("exp_avgs", type), grad, e.convert(rest1, type), 1 - node.args.float_value("beta1"));
   const V square = e.add(e.mul(node.operand("exp_avg_sqs", type), node.operand("beta2", type)),
                          e.mul(e.mul(e.convert(rest2, type), grad), grad));
   V most = square;
-  if (node.bool_argument("amsgrad")) {
+  if (node.args.bool_value("amsgrad")) {
     if (!node.has_part("max_exp_avg_sqs")) return false;
     most = e.op(ScalarOp::kMax, node.operand("max_exp_avg_sqs", type), square);
     node.update("max_exp_avg_sqs", most);
@@ -62,20 +62,20 @@ bool adam(NodeEmitter& node, bool decoupled) {
 
 bool sgd(NodeEmitter& node) {
   Emitter& e = node.e;
-  const DType type = loaded_type(node.view("self")->dtype), wide = DType::kFloat64;
+  const DType type = node.args.type("self"), wide = DType::kFloat64;
   const V param = node.operand("self", type);
   V grad = gradient(node, type);
-  if (node.float_argument("weight_decay") != 0) grad = e.add(grad, e.mul(param, node.operand("weight_decay", type)));
-  if (node.float_argument("momentum") != 0) {
+  if (node.args.float_value("weight_decay") != 0) grad = e.add(grad, e.mul(param, node.operand("weight_decay", type)));
+  if (node.args.float_value("momentum") != 0) {
     if (!node.has_part("momentum_buffer_list")) return false;
     const V momentum = node.operand("momentum", type);
     V buffer = grad;
-    if (!node.bool_argument("is_first_step")) {
+    if (!node.args.bool_value("is_first_step")) {
       const V rest = e.convert(e.sub(e.constant(wide, 1), node.operand("dampening", wide)), type);
       buffer = e.add(e.mul(node.operand("momentum_buffer_list", type), momentum), e.mul(grad, rest));
     }
     node.update("momentum_buffer_list", buffer);
-    grad = node.bool_argument("nesterov") ? e.add(grad, e.mul(buffer, momentum)) : buffer;
+    grad = node.args.bool_value("nesterov") ? e.add(grad, e.mul(buffer, momentum)) : buffer;
   }
   node.update("self", e.add(param, e.mul(grad, e.op(ScalarOp::kNeg, node.operand("lr", type)))));
   return true;

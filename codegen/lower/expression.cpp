@@ -1,8 +1,9 @@
 #include <algorithm>
 #include <optional>
+#include <span>
 
 #include "codegen/loop/scalar_ops.h"
-#include "codegen/lower/emitter.h"
+#include "codegen/lower/expand.h"
 #include "codegen/lower/result_type.h"
 #include "ir/analysis.h"
 #include "ir/fusion/fusion.h"
@@ -49,13 +50,12 @@ bool returns_bool(ScalarOp op) {
 
 class TreeEmitter {
  public:
-  explicit TreeEmitter(NodeEmitter& node) : node_(node), e_(node.e) {}
+  explicit TreeEmitter(NodeEmitter& node) : node_(node), e_(node.e), tree_(ir::op_desc(node.node.opcode).tree) {}
 
   bool run() {
-    const std::span<const ScalarNode> tree = node_.desc.tree;
     if (!find_type()) return false;
     std::vector<V> values;
-    for (const ScalarNode& n : tree) {
+    for (const ScalarNode& n : tree_) {
       const V value = emit(n, values);
       if (value == kNone) return false;
       values.push_back(value);
@@ -66,7 +66,7 @@ class TreeEmitter {
 
  private:
   bool find_type() {
-    const auto types = expression_types(node_.graph, node_.node, node_.item(), node_.result_dtype(0));
+    const auto types = expression_types(node_.graph, node_.node, node_.item, node_.result_dtype(0));
     if (!types) return false;
     common_ = types->common;
     type_ = types->compute;
@@ -79,7 +79,7 @@ class TreeEmitter {
     if (ir::divides_integers(n.op) && !node_.checks_divisors() && !may_divide_by(n.b)) return kNone;
     switch (n.op) {
       case ScalarOp::kArgument:
-        return node_.operand(size_t{n.a});
+        return node_.operand(node_.args.at(n.a));
       case ScalarOp::kNumber:
         return e_.constant(type_, n.number);
       case ScalarOp::kToCompute:
@@ -105,7 +105,7 @@ class TreeEmitter {
       }
       case ScalarOp::kIsInf:
       case ScalarOp::kIsNan:
-        return category(type_) == Category::kFloat ? e_.op(n.op, number(at(n.a))) : e_.constant_int(DType::kBool, 0);
+        return category(type_) == Category::kFloat ? e_.op(n.op, number(at(n.a))) : e_.constant(DType::kBool, 0);
       case ScalarOp::kCeil:
       case ScalarOp::kFloor:
       case ScalarOp::kRound:
@@ -119,8 +119,8 @@ class TreeEmitter {
   // torch first rounds an integer tensor to the common half dtype. Numbers from Python stay in f32.
   V to_compute(uint8_t operand, V value) {
     const V converted = e_.convert(value, type_);
-    const ScalarNode& given = node_.desc.tree[operand];
-    const bool tensor = given.op == ScalarOp::kArgument && node_.arg(given.a).tag == ir::ArgTag::kView;
+    const ScalarNode& given = tree_[operand];
+    const bool tensor = given.op == ScalarOp::kArgument && node_.args.at(given.a).tag == ir::ArgTag::kView;
     const bool wide = category(e_.type(value)) == Category::kInteger && ir::item_size(e_.type(value)) > 1;
     return tensor && wide && is_half(common_) ? e_.rounded(converted, common_) : converted;
   }
@@ -128,11 +128,11 @@ class TreeEmitter {
   // Powers that torch's kernel computes without pow, with other results: (-infinity)^0.5 is NaN. The exponent is a
   // number of this run, so another exponent requires another kernel.
   V power(V base, uint8_t exponent) {
-    const ScalarNode& converted = node_.desc.tree[exponent];
+    const ScalarNode& converted = tree_[exponent];
     if (category(type_) != Category::kFloat || converted.op != ScalarOp::kToCompute) return kNone;
-    const ScalarNode& given = node_.desc.tree[converted.a];
+    const ScalarNode& given = tree_[converted.a];
     if (given.op != ScalarOp::kArgument) return kNone;
-    const std::optional<double> value = node_.number(given.a);
+    const std::optional<double> value = node_.args.number(given.a);
     if (!value) return kNone;
     const bool by_pow =
         node_.result_dtype(0) == DType::kFloat16;  // for float16, torch's kernel computes roots with pow
@@ -150,7 +150,7 @@ class TreeEmitter {
   V contracted(const ScalarNode& n, const std::vector<V>& values) {
     if (category(type_) != Category::kFloat) return kNone;
     const auto product = [&](uint8_t operand) {
-      const ScalarNode& node = node_.desc.tree[operand];
+      const ScalarNode& node = tree_[operand];
       return node.op == ScalarOp::kMul ? &node : nullptr;
     };
     const bool minus = n.op == ScalarOp::kSub;
@@ -164,9 +164,9 @@ class TreeEmitter {
   // Compiled code does not report integer division by zero. So the divisor must be a number of this run, not zero.
   bool may_divide_by(uint8_t divisor) const {
     if (category(type_) == Category::kFloat) return true;
-    const ScalarNode& converted = node_.desc.tree[divisor];
-    if (converted.op != ScalarOp::kToCompute || node_.desc.tree[converted.a].op != ScalarOp::kArgument) return false;
-    return node_.number(node_.desc.tree[converted.a].a).value_or(0) != 0;
+    const ScalarNode& converted = tree_[divisor];
+    if (converted.op != ScalarOp::kToCompute || tree_[converted.a].op != ScalarOp::kArgument) return false;
+    return node_.args.number(tree_[converted.a].a).value_or(0) != 0;
   }
 
   template <typename At>
@@ -220,6 +220,7 @@ class TreeEmitter {
 
   NodeEmitter& node_;
   Emitter& e_;
+  const std::span<const ScalarNode> tree_;
   DType common_ = DType::kFloat32;  // result dtype of the operands
   DType type_ = DType::kFloat32;    // the type that the tree is computed in
   DType result_ = DType::kFloat32;

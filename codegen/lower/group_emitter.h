@@ -8,14 +8,15 @@
 #include <vector>
 
 #include "codegen/lower/emitter.h"
+#include "ir/fusion/domain.h"
 #include "ir/fusion/kernel_dims.h"
 
-// State that the members of a group share while their kernel is built.
 namespace torch_remote::codegen {
 
-struct NodeEmitter::Group {
-  Group(const ir::Graph& graph, std::span<const int64_t> values, const ir::IterationDomain& domain,
-        const ir::KernelDims& dims, Launch& launch)
+// State that the members of a group share while their kernel is built.
+struct GroupEmitter {
+  GroupEmitter(const ir::Graph& graph, std::span<const int64_t> values, const ir::IterationDomain& domain,
+               const ir::KernelDims& dims, Launch& launch)
       : graph(graph), values(values), domain(domain), dims(dims), launch(launch), emitter(launch) {
     Kernel& kernel = launch.kernel;
     kernel.rows = static_cast<uint32_t>(dims.row.size());

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "codegen/loop/facts.h"
-#include "codegen/lower/emitter.h"
+#include "codegen/lower/expand.h"
 #include "codegen/lower/group_emitter.h"
 #include "ir/fusion/domain.h"
 #include "ir/fusion/kernel_dims.h"
@@ -105,9 +105,9 @@ Status lower_nodes(const ir::Graph& graph, uint32_t first, uint32_t last, std::s
   }
   KernelDims dims(domain);
   if (Status status = dims.find(); !status.ok()) return status;
-  NodeEmitter::Group group(graph, values, domain, dims, *launch);
+  GroupEmitter group(graph, values, domain, dims, *launch);
   for (const IterationDomain::Member& member : domain.members()) {
-    NodeEmitter node(group, member, graph.nodes[member.node], item);
+    NodeEmitter node(group, member, item);
     if (!expand(node)) {
       return unsupported("there is no kernel for this form of " + std::string(ir::op_desc(node.node.opcode).name));
     }

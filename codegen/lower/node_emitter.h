@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "codegen/lower/emitter.h"
+#include "codegen/lower/node_arguments.h"
+#include "ir/fusion/domain.h"
+
+namespace torch_remote::codegen {
+
+// Emits the values of one member of a domain.
+class NodeEmitter {
+ public:
+  // `item`: for ops over lists, the number of the tensors.
+  NodeEmitter(GroupEmitter& group, const ir::IterationDomain::Member& member, uint32_t item);
+
+  GroupEmitter& group;
+  Emitter& e;
+  const ir::Graph& graph;
+  const ir::IterationDomain::Member& member;
+  const ir::Node& node;
+  const uint32_t item;
+  const NodeArguments args;
+
+  bool checks_divisors() const;  // whether the kernel reports an integer division by zero
+
+  // The symbol's value as an argument of the kernel.
+  V scalar_of(ir::DType type, ir::Sym symbol);
+  // The element or number of an argument, in its own type. kNone if the op has no such argument or it is not given.
+  V operand(const ir::Arg& arg);
+  V operand(std::string_view name);
+  // The same value, converted to `type`.
+  V operand(std::string_view name, ir::DType type);
+  // The element at the point, of a view that the node reads.
+  V element(uint32_t view);
+  bool has_part(std::string_view name) const;  // whether the argument is given and the kernel accesses its elements
+
+  bool is_result_used(size_t result) const;
+  ir::DType result_dtype(size_t result) const;
+  // Sets a result; `value` has the type that kernels compute in.
+  void result(size_t index, V value);
+  // Writes `value` to all parts that the node writes: for ops that fill their first argument or work in place.
+  void fill(V value);
+  // Writes `value` to an argument that the op updates in addition to its results.
+  void update(std::string_view name, V value);
+
+  int64_t space_points() const;  // points of the space that the node is computed over
+  int64_t count_reduced() const;
+  // The number of points that the member reduces, as an argument of the kernel.
+  V reduced_points(ir::DType type);
+  // The sum of a value, in `sum_type`, over all dims along which the result does not vary, except rows that are not
+  // reduced (IterationDomain::unreduced_rows). Returns kNone if there is no such reduction.
+  V sum_for(size_t result, V value);
+  // The member's reduction of a value, in the value's type.
+  V reduce(Reduction reduction, V value);
+  // The same reduction for sums and products, in `sum_type`.
+  V accumulate(Reduction reduction, V value);
+  // Whether the kernel has one column dim, and the member reduces over it.
+  bool has_one_column() const;
+
+ private:
+  void write(uint32_t view, V value);
+};
+
+}  // namespace torch_remote::codegen
