@@ -124,12 +124,13 @@ void restart_device(int device) {
 py::object worker_info(int device) {
   const remote::Client* worker = existing_client(checked_device(device));
   if (worker == nullptr) return py::none();
+  const remote::ConnectionStatus& connection = worker->connection();
   py::dict info;
-  info["session"] = worker->session();
-  info["description"] = worker->description();
-  info["last_acknowledged"] = worker->last_acknowledged();
-  info["last_sent"] = worker->last_sent();
-  info["lost"] = worker->health().message();
+  info["session"] = connection.session();
+  info["description"] = connection.description();
+  info["last_acknowledged"] = connection.last_acknowledged();
+  info["last_sent"] = connection.last_sent();
+  info["lost"] = connection.health().message();
   info["process"] = worker_process(static_cast<c10::DeviceIndex>(device));
   return info;
 }
@@ -150,9 +151,9 @@ py::dict machine(int device) {
   std::string description;
   {
     py::gil_scoped_release release;
-    const remote::Client& worker = client(checked_device(device));
-    info = worker.machine();
-    description = worker.description();
+    const remote::ConnectionStatus& connection = client(checked_device(device)).connection();
+    info = connection.machine();
+    description = connection.description();
   }
   py::dict all;
   all["targets"] = info.targets;
@@ -171,7 +172,7 @@ std::tuple<std::optional<FileVersion>, bool, std::string> find_file(int device, 
   check_not_forked();
   py::gil_scoped_release release;
   remote::FoundFile file;
-  check(client(checked_device(device)).find_file(path, keep_waiting, &file));
+  check(client(checked_device(device)).files().find(path, keep_waiting, &file));
   const remote::FileVersion& its = file.version;
   return {file.readable ? std::optional(FileVersion(its.size, its.inode, its.mtime_ns)) : std::nullopt, file.allowed,
           file.reason};
@@ -203,7 +204,7 @@ std::array<uint64_t, 3> send_function_call(int device, const py::bytes& request,
 // The device's client if it still has this session, else null.
 remote::Client* client_of_session(int device, uint64_t session) {
   remote::Client* worker = existing_client(checked_device(device));
-  return worker != nullptr && worker->session() == session ? worker : nullptr;
+  return worker != nullptr && worker->connection().session() == session ? worker : nullptr;
 }
 
 // Returns the answer and the results' sizes in bytes, or nothing after `seconds`. If `seconds` is negative, the wait
@@ -228,7 +229,7 @@ std::optional<std::pair<py::bytes, std::vector<uint64_t>>> wait_function(int dev
       check(
           Status{ErrorCode::kLost, "remote: the worker that ran the function was restarted before the function ended"});
     }
-    const Status status = worker->wait_function(ticket, go_on, &result, &error);
+    const Status status = worker->functions().wait(ticket, go_on, &result, &error);
     if (over && status.code() == ErrorCode::kInterrupted) return std::nullopt;
     if (!error.status.ok()) raise(error);
     check(status);
@@ -241,14 +242,14 @@ std::optional<std::pair<py::bytes, std::vector<uint64_t>>> wait_function(int dev
 void cancel_function(int device, uint64_t session, uint64_t ticket, bool kill) {
   check_not_forked();
   py::gil_scoped_release release;
-  if (remote::Client* worker = client_of_session(device, session)) check(worker->cancel_function(ticket, kill));
+  if (remote::Client* worker = client_of_session(device, session)) check(worker->functions().cancel(ticket, kill));
 }
 
 // Drops a call that no one waits for and whose results no tensor holds.
 void drop_function_results(int device, uint64_t session, uint64_t ticket, uint64_t first_result_id) {
   py::gil_scoped_release release;
   remote::Client* worker = client_of_session(device, session);
-  if (worker != nullptr) check(worker->drop_function_results(ticket, first_result_id));
+  if (worker != nullptr) check(worker->functions().drop_results(ticket, first_result_id));
 }
 
 // Makes a tensor of one result of a call: the buffer `id` with `nbytes` bytes.

@@ -126,7 +126,7 @@ Status start(c10::DeviceIndex device, const remote::KeepWaiting& go_on, Connecti
 // Sends the worker its memory limit.
 Status limit_memory(remote::Client& worker, double fraction, const remote::KeepWaiting& keep_waiting) {
   remote::MemoryRequest request;
-  request.limit = static_cast<uint64_t>(fraction * static_cast<double>(worker.machine().memory));
+  request.limit = static_cast<uint64_t>(fraction * static_cast<double>(worker.connection().machine().memory));
   remote::MemoryLimits room;
   return worker.memory(request, keep_waiting, &room);
 }
@@ -143,9 +143,9 @@ void set_worker_lost(const std::string& message) {
   py::object session = py::none(), acknowledged = py::none(), device = py::none();
   for (int i = 0; i < device_count(); ++i) {
     const remote::Client* client = existing_client(static_cast<c10::DeviceIndex>(i));
-    if (client == nullptr || client->health().ok()) continue;
-    session = py::int_(client->session());
-    acknowledged = py::int_(client->last_acknowledged());
+    if (client == nullptr || client->connection().health().ok()) continue;
+    session = py::int_(client->connection().session());
+    acknowledged = py::int_(client->connection().last_acknowledged());
     device = py::int_(i);
   }
   const py::object error = make(message, session, acknowledged, device);
@@ -244,7 +244,7 @@ remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept {
       stop(connection);
       client = nullptr;
     } else {
-      const std::vector<std::string> targets = client->machine().targets;
+      const std::vector<std::string> targets = client->connection().machine().targets;
       s.on_cpu[device] = !targets.empty() && targets[0].starts_with("x86");
       if (s.observer != nullptr) s.observer->connected(device, *client);
     }
@@ -274,7 +274,7 @@ remote::Counters counters(c10::DeviceIndex device) {
   State& s = state();
   std::lock_guard lock(s.ended_mutex);
   remote::Counters all = s.ended[device];
-  if (const remote::Client* client = existing_client(device)) all.add(client->counters());
+  if (const remote::Client* client = existing_client(device)) all.add(client->connection().counters());
   return all;
 }
 
@@ -282,7 +282,7 @@ void reset_counters(c10::DeviceIndex device) {
   State& s = state();
   std::lock_guard lock(s.ended_mutex);
   s.ended[device] = {};
-  if (remote::Client* client = existing_client(device)) client->reset_counters();
+  if (remote::Client* client = existing_client(device)) client->connection().reset_counters();
 }
 
 double memory_fraction(c10::DeviceIndex device) { return state().memory_fraction[device]; }
@@ -307,7 +307,7 @@ void restart(c10::DeviceIndex device) {
   {
     std::lock_guard ended_lock(s.ended_mutex);
     if (remote::Client* client = s.clients[device].exchange(nullptr)) {
-      remote::Counters counters = client->counters();
+      remote::Counters counters = client->connection().counters();
       counters.worker_bytes = counters.worker_peak_bytes = 0;
       s.ended[device].add(counters);
     }

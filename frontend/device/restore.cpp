@@ -105,10 +105,10 @@ Status Restore::checkpoint(const remote::KeepWaiting& keep_waiting, bool* made) 
   *made = false;
   if (Status status = transport_->begin_checkpoint(); !status) return status;
   std::vector<remote::CheckpointBuffer> buffers;
-  Status status = remote::begin_checkpoint(*client_, keep_waiting, made, &buffers);
+  Status status = client_->checkpoint().begin(keep_waiting, made, &buffers);
   for (size_t i = 0; status.ok() && i < buffers.size(); ++i) {
     const auto take = [&](std::span<const std::byte> bytes) { return transport_->add_buffer(buffers[i].id, bytes); };
-    status = remote::read_checkpoint(*client_, buffers[i], take, keep_waiting);
+    status = client_->checkpoint().read(buffers[i], take, keep_waiting);
   }
   if (status.ok() && *made) {
     status = transport_->commit_checkpoint();
@@ -116,7 +116,7 @@ Status Restore::checkpoint(const remote::KeepWaiting& keep_waiting, bool* made) 
     transport_->abandon_checkpoint();
   }
   if (*made) {
-    const Status dropped = remote::drop_checkpoint(*client_, keep_waiting);
+    const Status dropped = client_->checkpoint().drop(keep_waiting);
     if (status.ok()) status = dropped;
   }
   return status;

@@ -59,7 +59,7 @@ class RemoteAllocator final : public c10::DeviceAllocator {
     c10::CachingDeviceAllocator::DeviceStats stats;
     const remote::Client* worker = existing_client(checked_device(device));
     if (worker == nullptr) return stats;
-    const remote::MemoryUse use = worker->memory_use();
+    const remote::MemoryUse use = worker->connection().memory_use();
     const auto set = [](c10::CachingAllocator::StatArray& all, const remote::MemoryStat& stat) {
       auto& sum = all[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
       sum.current = static_cast<int64_t>(stat.current);
@@ -91,7 +91,7 @@ class RemoteAllocator final : public c10::DeviceAllocator {
     ask_if_connected(device, request);
   }
   std::pair<size_t, size_t> getMemoryInfo(DeviceIndex device) override {
-    return {request_memory(checked_device(device), {}).free, client(device).machine().memory};
+    return {request_memory(checked_device(device), {}).free, client(device).connection().machine().memory};
   }
 
  private:
@@ -258,36 +258,36 @@ struct Event {
   // The client to which the event was sent. Null if it was not sent or if that worker is gone.
   remote::Client* receiver() const {
     remote::Client* worker = state == State::kSent ? existing_client(device) : nullptr;
-    return worker != nullptr && worker->session() == session ? worker : nullptr;
+    return worker != nullptr && worker->connection().session() == session ? worker : nullptr;
   }
   void forget() noexcept {
-    if (remote::Client* worker = receiver()) worker->forget(ticket);
+    if (remote::Client* worker = receiver()) worker->events().forget(ticket);
     state = State::kRecorded;
     has_time = checked_failures = recorded.failed = false;
   }
   void send() {
     Recorder::get(device).flush("event");
     remote::Client* worker = timed ? &client(device) : existing_client(device);
-    if (worker == nullptr || (!timed && worker->is_idle())) {
+    if (worker == nullptr || (!timed && worker->events().is_idle())) {
       state = State::kDone;
       return;
     }
-    check(worker->record_event(&ticket));
-    session = worker->session();
+    check(worker->events().record(&ticket));
+    session = worker->connection().session();
     state = State::kSent;
   }
   bool is_reached() {
     if (state == State::kRecorded) send();
     if (state == State::kDone) return true;
     remote::Client* worker = receiver();
-    return worker == nullptr || worker->is_reached(ticket);
+    return worker == nullptr || worker->events().is_reached(ticket);
   }
   void wait() {
     if (state == State::kRecorded) send();
     if (state == State::kDone) return;
     if (remote::Client* worker = receiver(); worker != nullptr) {
       const WaitSpan span("event", wait_line());
-      const Status status = worker->wait_event(ticket, keep_waiting, &recorded);
+      const Status status = worker->events().wait(ticket, keep_waiting, &recorded);
       if (status.code() != ErrorCode::kInterrupted) state = State::kDone;
       check(status);
       has_time = true;
@@ -371,7 +371,7 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
   bool queryStream(const Stream& stream) const override {
     Recorder::get(stream.device_index()).flush("stream");
     remote::Client* worker = existing_client(stream.device_index());
-    return worker == nullptr || worker->is_idle();
+    return worker == nullptr || worker->events().is_idle();
   }
   void synchronizeStream(const Stream& stream) const override { Recorder::get(stream.device_index()).synchronize(); }
   void synchronizeDevice(const DeviceIndex device) const override { Recorder::get(device).synchronize(); }

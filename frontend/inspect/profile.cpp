@@ -53,7 +53,7 @@ Status sample_clock(remote::Client& worker, const remote::KeepWaiting& keep_wait
 
 void start_session(c10::DeviceIndex device, remote::Client& worker, uint64_t limit,
                    const remote::KeepWaiting& keep_waiting) {
-  WorkerRecording session{device, worker.session(), worker.description(), {}, {}, {}, false};
+  WorkerRecording session{device, worker.connection().session(), worker.connection().description(), {}, {}, {}, false};
   ClockSample sample;
   session.status = worker.profile(ProfileCommand::kStart, limit, keep_waiting, &session.recorded);
   if (session.status.ok()) session.status = sample_clock(worker, keep_waiting, &sample);
@@ -73,7 +73,7 @@ void stop_session(remote::Client& worker, const remote::KeepWaiting& keep_waitin
   }
   std::lock_guard lock(state().mutex);
   for (WorkerRecording& session : state().sessions) {
-    if (session.session != worker.session() || session.stopped) continue;
+    if (session.session != worker.connection().session() || session.stopped) continue;
     if (sampled) session.clock.push_back(sample);
     if (!status.ok()) recorded.process = session.recorded.process;
     session.recorded = std::move(recorded);

@@ -174,7 +174,8 @@ bool connect_to(DeviceIndex waits, DeviceIndex other, int64_t pair, std::string*
 // Connects the two workers if that was not tried yet, or if the connection must be renewed. Requires the link's mutex.
 void update(Link& link, DeviceIndex from, DeviceIndex to) {
   link.devices = {std::min(from, to), std::max(from, to)};
-  const std::array<uint64_t, 2> sessions{client(link.devices[0]).session(), client(link.devices[1]).session()};
+  const std::array<uint64_t, 2> sessions{client(link.devices[0]).connection().session(),
+                                         client(link.devices[1]).connection().session()};
   const bool reconnect = link.reconnect.exchange(false), skip_pending = link.skip_pending.exchange(false);
   if (sessions == link.sessions && !(reconnect && link.pair != 0)) return;
   const std::array<uint64_t, 2> before = std::exchange(link.sessions, {});
@@ -226,7 +227,7 @@ bool has_failed_copy(const remote::OpError& error) {
 // none, or if the device cannot be asked.
 bool take_failures(DeviceIndex device, remote::OpError* error) {
   remote::Client* worker = existing_client(device);
-  if (worker == nullptr || !worker->health().ok()) return false;  // its next use raises it
+  if (worker == nullptr || !worker->connection().health().ok()) return false;  // its next use raises it
   try {
     Recorder::get(device).flush("a copy failed");
   } catch (...) {  // the next use of that device raises it

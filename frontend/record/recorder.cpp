@@ -269,7 +269,7 @@ void Recorder::cancel() {
 
 void Recorder::print_unreported() noexcept try {
   remote::Client* worker = existing_client(device());
-  if (worker == nullptr || !worker->health() || !try_flush({"exit"})) return;
+  if (worker == nullptr || !worker->connection().health() || !try_flush({"exit"})) return;
   remote::OpError error;
   (void)worker->synchronize(keep_waiting, &error);
   if (error.status.ok()) return;

@@ -83,8 +83,8 @@ std::array<uint64_t, 3> call_function(c10::DeviceIndex device, std::span<const s
   check(status);
   uint64_t ticket = 0, first_result_id = 0;
   remote::Client& worker = client(device);
-  check(worker.call_function(request, inputs, &ticket, &first_result_id));
-  return {worker.session(), ticket, first_result_id};
+  check(worker.functions().call(request, inputs, &ticket, &first_result_id));
+  return {worker.connection().session(), ticket, first_result_id};
 }
 
 }  // namespace torch_remote::frontend

@@ -22,8 +22,8 @@ void read_tensor(const at::Tensor& tensor, void* destination, const char* reason
 // Asks for the worker's memory state. Does not raise failures of ops.
 remote::MemoryLimits request_memory(c10::DeviceIndex device, const remote::MemoryRequest& request);
 
-// Lets the worker call a Python function with these tensors (remote::Client::call), without waiting. Returns the
-// session, the ticket, and the first buffer id of the results.
+// Lets the worker call a Python function with these tensors (remote::RemoteFunctions::call), without waiting. Returns
+// the session, the ticket, and the first buffer id of the results.
 std::array<uint64_t, 3> call_function(c10::DeviceIndex device, std::span<const std::byte> request,
                                       const std::vector<at::Tensor>& tensors);
 

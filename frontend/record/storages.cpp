@@ -149,7 +149,7 @@ Tensor tensor_of_file(const std::string& path, const remote::FileVersion& versio
   Tensor tensor = make_contiguous_tensor(sizes, dtype, device);
   if (tensor.numel() == 0) return tensor;
   uint64_t id = 0;
-  check(client(device).read_file(path, version, offset, tensor.nbytes(), &id));
+  check(client(device).files().read(path, version, offset, tensor.nbytes(), &id));
   set_buffer(storage_of(tensor), id);
   return tensor;
 }

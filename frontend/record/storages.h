@@ -6,7 +6,7 @@
 #include <string>
 
 #include "frontend/device/tensor.h"
-#include "remote/client/types.h"
+#include "remote/client/remote_files.h"
 
 // The buffers of the worker that storages own, and how storages get them: by upload, from a file, from a call's result,
 // by resizing. Call these functions from any thread, with no lock held. They may send recorded ops, and then raise the

@@ -220,7 +220,7 @@ void TraceSender::log_flush(ThreadState& state, const char* reason, const remote
   flush.program = info.program;
   flush.ops = static_cast<uint32_t>(info.ops);
   flush.source = line;
-  if (const remote::Client* worker = existing_client(device_)) flush.session = worker->session();
+  if (const remote::Client* worker = existing_client(device_)) flush.session = worker->connection().session();
   if (state.trace_began != 0) {
     Event recording = flush;
     recording.kind = Event::Kind::kRecording;

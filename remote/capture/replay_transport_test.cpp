@@ -127,14 +127,14 @@ class ReplayTest : public testing::TestWithParam<Pair (*)()> {
     bool created = false;
     std::vector<CheckpointBuffer> buffers;
     ASSERT_TRUE(replaying->begin_checkpoint().ok());
-    ASSERT_TRUE(begin_checkpoint(*client, {}, &created, &buffers).ok());
+    ASSERT_TRUE(client->checkpoint().begin({}, &created, &buffers).ok());
     ASSERT_TRUE(created);
     for (const CheckpointBuffer& buffer : buffers) {
       const auto take = [&](std::span<const std::byte> bytes) { return replaying->add_buffer(buffer.id, bytes); };
-      ASSERT_TRUE(read_checkpoint(*client, buffer, take, {}).ok());
+      ASSERT_TRUE(client->checkpoint().read(buffer, take, {}).ok());
     }
     ASSERT_TRUE(replaying->commit_checkpoint().ok());
-    ASSERT_TRUE(drop_checkpoint(*client, {}).ok());
+    ASSERT_TRUE(client->checkpoint().drop({}).ok());
   }
 
   std::mutex telling;

@@ -129,7 +129,7 @@ TEST_P(ClientTest, AFailureThatProgressAnnouncesIsToldByTheNextSynchronize) {
   const uint64_t id = upload("x");
   TraceWriter(trace).op(0, 5, 10, true);
   flush();
-  while (client->last_acknowledged() <
+  while (client->connection().last_acknowledged() <
          4) {     // upload, load and run after the hello are acknowledged by Acknowledge messages alone
     upload("y");  // receives what has come
     std::this_thread::sleep_for(1ms);
@@ -169,7 +169,7 @@ TEST_P(ClientTest, WhenTheWorkerDiesEveryCallSaysSoAndNamesTheWayOut) {
     EXPECT_NE(s.message().find("torch.remote.restart()"), std::string::npos) << s.message();
   };
   expect_lost(status);
-  expect_lost(client->health());
+  expect_lost(client->connection().health());
   expect_lost(read(id, 1, &text));
   expect_lost(synchronize());
   uint64_t first_result_id;

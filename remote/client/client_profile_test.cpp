@@ -20,8 +20,8 @@ TEST_P(ClientTest, AProfileSaysWhatTheClockIsAndWhatRan) {
   EXPECT_EQ(profile.events[0].end, 20u);
   EXPECT_EQ(profile.programs.at(0).labels.at(0), "aten::relu(f32[4])");
   EXPECT_EQ(profile.dropped, 3u);
-  EXPECT_EQ(client->counters().round_trips, 2u);
-  EXPECT_EQ(client->counters().connections, 1u);
+  EXPECT_EQ(client->connection().counters().round_trips, 2u);
+  EXPECT_EQ(client->connection().counters().connections, 1u);
 }
 
 TEST_P(ClientTest, AProfileThatNamesWhatIsNotThereIsRefused) {
@@ -30,7 +30,7 @@ TEST_P(ClientTest, AProfileThatNamesWhatIsNotThereIsRefused) {
     worker->set_profile({event});
     EXPECT_EQ(client->profile(ProfileCommand::kStop, 0, kPatient, &profile).code(), ErrorCode::kInvalid);
   }
-  EXPECT_TRUE(client->health().ok());
+  EXPECT_TRUE(client->connection().health().ok());
 }
 
 TEST_P(ClientTest, WhatAWorkerHandedOverSurvivesIt) {
@@ -102,7 +102,7 @@ TEST_P(ClientTest, TheEventLogHasRunsMessagesAndWaits) {
   std::vector<std::string_view> sent;
   for (const Event& event : events[kSend]) {
     sent.push_back(event.name);
-    EXPECT_EQ(event.session, client->session());
+    EXPECT_EQ(event.session, client->connection().session());
     EXPECT_GT(event.bytes, sizeof(wire::Header));
   }
   ASSERT_GE(sent.size(), 4u);

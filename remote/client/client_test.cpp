@@ -49,9 +49,9 @@ TEST_P(ClientTest, ProgramsAreBuiltForTheWorkerThatAnswered) {
 }
 
 TEST_P(ClientTest, KnowsSessionAndDescription) {
-  EXPECT_EQ(client->session(), 7u);
-  EXPECT_EQ(client->description(), "fake runner, pid 4242, over " + transport);
-  EXPECT_TRUE(client->health().ok());
+  EXPECT_EQ(client->connection().session(), 7u);
+  EXPECT_EQ(client->connection().description(), "fake runner, pid 4242, over " + transport);
+  EXPECT_TRUE(client->connection().health().ok());
 }
 
 TEST_P(ClientTest, TheSecondRunOfATraceIsAHitWithTheRightParametersAndIds) {
@@ -74,7 +74,7 @@ TEST_P(ClientTest, TheSecondRunOfATraceIsAHitWithTheRightParametersAndIds) {
   EXPECT_EQ(run.params, params);
   EXPECT_EQ(run.inputs, (std::vector<uint64_t>{5, 6, base1}));
   EXPECT_EQ(builds, 1);
-  const Counters counters = client->counters();
+  const Counters counters = client->connection().counters();
   EXPECT_EQ(counters.flushes, 2u);
   EXPECT_EQ(counters.programs_built, 1u);
   EXPECT_EQ(counters.program_hits, 1u);
@@ -109,26 +109,26 @@ TEST_P(ClientTest, AMissNamesTheFirstRecordThatDiffers) {
 TEST_P(ClientTest, MarksAreReachedInOrderAndMayBeForgotten) {
   uint64_t first, second, third;
   hold_builds();
-  ASSERT_TRUE(client->record_event(&first).ok());
+  ASSERT_TRUE(client->events().record(&first).ok());
   TraceWriter(trace).op(0, 5, 10, true);
   flush();
-  ASSERT_TRUE(client->record_event(&second).ok());
-  ASSERT_TRUE(client->record_event(&third).ok());
-  client->forget(second);
+  ASSERT_TRUE(client->events().record(&second).ok());
+  ASSERT_TRUE(client->events().record(&third).ok());
+  client->events().forget(second);
   RecordedEvent event;
   const auto release_and_wait = [&] {
     release_builds();  // only after the wait has begun
     return true;
   };
-  ASSERT_TRUE(client->wait_event(third, release_and_wait, &event).ok());
+  ASSERT_TRUE(client->events().wait(third, release_and_wait, &event).ok());
   EXPECT_EQ(event.device_time_ns, third * 1000);
-  EXPECT_TRUE(client->is_reached(first));
-  ASSERT_TRUE(client->wait_event(first, {}, &event).ok());
+  EXPECT_TRUE(client->events().is_reached(first));
+  ASSERT_TRUE(client->events().wait(first, {}, &event).ok());
   EXPECT_EQ(event.device_time_ns, first * 1000);
   EXPECT_FALSE(event.failed);
-  EXPECT_TRUE(client->is_idle());
-  EXPECT_EQ(client->counters().round_trips, 1u);  // the first event's reply was already there
-  client->forget(third);                          // has no effect
+  EXPECT_TRUE(client->events().is_idle());
+  EXPECT_EQ(client->connection().counters().round_trips, 1u);  // the first event's reply was already there
+  client->events().forget(third);                              // has no effect
 }
 
 TEST_P(ClientTest, AWaitForAMarkThatIsInterruptedCanBeTakenUpAgain) {
@@ -136,12 +136,12 @@ TEST_P(ClientTest, AWaitForAMarkThatIsInterruptedCanBeTakenUpAgain) {
   TraceWriter(trace).op(0, 5, 10, true);
   flush();
   uint64_t ticket;
-  ASSERT_TRUE(client->record_event(&ticket).ok());
-  EXPECT_FALSE(client->is_reached(ticket));
+  ASSERT_TRUE(client->events().record(&ticket).ok());
+  EXPECT_FALSE(client->events().is_reached(ticket));
   RecordedEvent event;
-  EXPECT_EQ(client->wait_event(ticket, [] { return false; }, &event).code(), ErrorCode::kInterrupted);
+  EXPECT_EQ(client->events().wait(ticket, [] { return false; }, &event).code(), ErrorCode::kInterrupted);
   release_builds();
-  ASSERT_TRUE(client->wait_event(ticket, {}, &event).ok());
+  ASSERT_TRUE(client->events().wait(ticket, {}, &event).ok());
   EXPECT_EQ(event.device_time_ns, ticket * 1000);
 }
 
@@ -166,7 +166,7 @@ TEST_P(ClientTest, ProgramsThatWereNotUsedForLongestAreDropped) {
     if (n % 16 == 0) {
       ASSERT_TRUE(synchronize().ok());  // wait for the build, so that the program's size counts
     }
-    most = std::max(most, client->counters().programs_kept);
+    most = std::max(most, client->connection().counters().programs_kept);
   }
   ASSERT_TRUE(synchronize().ok());
   EXPECT_LE(most, 50u + 17u);
@@ -181,8 +181,8 @@ TEST_P(ClientTest, ProgramsThatWereNotUsedForLongestAreDropped) {
     EXPECT_TRUE(message.type != Type::kRun || there.contains(message.program));
     for (const uint32_t program : message.unloaded) dropped += there.erase(program);
   }
-  EXPECT_EQ(there.size(), client->counters().programs_kept);
-  EXPECT_EQ(dropped, client->counters().programs_dropped);
+  EXPECT_EQ(there.size(), client->connection().counters().programs_kept);
+  EXPECT_EQ(dropped, client->connection().counters().programs_dropped);
   EXPECT_EQ(dropped + there.size(), kStructures + 2u);
 }
 
@@ -292,8 +292,8 @@ TEST_P(ClientTest, ALoadedGraphRunsBetweenRecordedOnes) {
   EXPECT_EQ(run.params, std::vector<int64_t>{41});
   EXPECT_EQ(run.inputs, std::vector<uint64_t>{first_result_id - 1});
   EXPECT_EQ(run.first_result_id, first_result_id);
-  EXPECT_EQ(client->counters().programs_built, 2u);
-  EXPECT_EQ(client->counters().program_hits, 1u);
+  EXPECT_EQ(client->connection().counters().programs_built, 2u);
+  EXPECT_EQ(client->connection().counters().program_hits, 1u);
 }
 
 TEST_P(ClientTest, ReadsOfAllSizesArriveWhole) {
@@ -305,8 +305,8 @@ TEST_P(ClientTest, ReadsOfAllSizesArriveWhole) {
     EXPECT_EQ(got, text);
     EXPECT_EQ(read(id, size + 1, &got).code(), ErrorCode::kInternal);  // larger than the buffer
   }
-  EXPECT_EQ(client->counters().bytes_uploaded, 3'101'001u);
-  EXPECT_EQ(client->counters().bytes_downloaded, 3'101'001u);
+  EXPECT_EQ(client->connection().counters().bytes_uploaded, 3'101'001u);
+  EXPECT_EQ(client->connection().counters().bytes_downloaded, 3'101'001u);
 }
 
 TEST_P(ClientTest, ManyThreadsWaitAtOnceAndEachGetsItsOwnReply) {
@@ -327,7 +327,7 @@ TEST_P(ClientTest, ManyThreadsWaitAtOnceAndEachGetsItsOwnReply) {
     });
   }
   for (auto& thread : threads) thread.join();
-  EXPECT_EQ(client->counters().round_trips, 200u);
+  EXPECT_EQ(client->connection().counters().round_trips, 200u);
 }
 
 TEST_P(ClientTest, WhatWasReadIsNotAskedForAgain) {
@@ -339,11 +339,11 @@ TEST_P(ClientTest, WhatWasReadIsNotAskedForAgain) {
     ASSERT_TRUE(read(id, 2, &text).ok());
     EXPECT_EQ(text, "he");
   }
-  EXPECT_EQ(client->counters().round_trips, 1u);
+  EXPECT_EQ(client->connection().counters().round_trips, 1u);
   TraceWriter(trace).op(0, id, 5, true);  // the client does not know yet that the program does not write it
   flush();
   ASSERT_TRUE(read(id, 5, &text).ok());
-  EXPECT_EQ(client->counters().round_trips, 2u);
+  EXPECT_EQ(client->connection().counters().round_trips, 2u);
 }
 
 TEST_P(ClientTest, ThreadsMayFlushUploadReadAndFreeAtTheSameTime) {
@@ -415,15 +415,15 @@ TEST_P(ClientTest, UploadsRunAheadOnlySoManyBytes) {
 
 TEST_P(ClientTest, SynchronizeBringsTheWorkersNumbers) {
   ASSERT_TRUE(synchronize().ok());
-  Counters counters = client->counters();
+  Counters counters = client->connection().counters();
   EXPECT_EQ(counters.worker_bytes, 11u);
   EXPECT_EQ(counters.worker_peak_bytes, 22u);
   EXPECT_EQ(counters.kernels_compiled, 44u);
   EXPECT_EQ(counters.groups_without_kernel, 55u);
   EXPECT_GT(counters.bytes_sent, 0u);
   EXPECT_GT(counters.bytes_received, 0u);
-  client->reset_counters();
-  counters = client->counters();
+  client->connection().reset_counters();
+  counters = client->connection().counters();
   EXPECT_EQ(counters.worker_bytes, 11u);
   EXPECT_EQ(counters.kernels_compiled, 0u);
   EXPECT_EQ(counters.groups_without_kernel, 0u);
@@ -433,9 +433,9 @@ TEST_P(ClientTest, SynchronizeBringsTheWorkersNumbers) {
 }
 
 TEST_P(ClientTest, AsksForMemoryWithoutTellingFailures) {
-  EXPECT_EQ(client->machine().processor, "fake processor");
-  EXPECT_EQ(client->machine().cores, 3u);
-  EXPECT_EQ(client->machine().memory, 5000u);
+  EXPECT_EQ(client->connection().machine().processor, "fake processor");
+  EXPECT_EQ(client->connection().machine().cores, 3u);
+  EXPECT_EQ(client->connection().machine().memory, 5000u);
   worker->on_run([](const auto&) { return FakeWorker::Failure{{ErrorCode::kOpFailed, "no", "ValueError"}, 0}; });
   TraceWriter(trace).op(0, 5, 10, true);
   flush();
@@ -443,15 +443,15 @@ TEST_P(ClientTest, AsksForMemoryWithoutTellingFailures) {
   ASSERT_TRUE(client->memory({}, kPatient, &limits).ok());
   EXPECT_EQ(limits.limit, 77u);
   EXPECT_EQ(limits.free, 66u);
-  EXPECT_EQ(client->memory_use().allocated.current, 50u);
-  EXPECT_EQ(client->memory_use().allocated.freed, 150u);
-  EXPECT_EQ(client->memory_use().reserved.peak, 1000u);
-  EXPECT_EQ(client->memory_use().segments.current, 7u);
-  EXPECT_EQ(client->memory_use().num_ooms, 2u);
+  EXPECT_EQ(client->connection().memory_use().allocated.current, 50u);
+  EXPECT_EQ(client->connection().memory_use().allocated.freed, 150u);
+  EXPECT_EQ(client->connection().memory_use().reserved.peak, 1000u);
+  EXPECT_EQ(client->connection().memory_use().segments.current, 7u);
+  EXPECT_EQ(client->connection().memory_use().num_ooms, 2u);
   ASSERT_TRUE(client->memory({.limit = 1234, .reset_peak = true}, kPatient, &limits).ok());
   EXPECT_EQ(limits.limit, 1234u);
-  EXPECT_EQ(client->memory_use().allocated.current, 5u);
-  EXPECT_EQ(client->counters().round_trips, 2u);
+  EXPECT_EQ(client->connection().memory_use().allocated.current, 5u);
+  EXPECT_EQ(client->connection().counters().round_trips, 2u);
   EXPECT_EQ(synchronize().message(), "no");
 }
 
@@ -464,7 +464,7 @@ TEST_P(ClientTest, AfterAbandonNothingTouchesTheConnection) {
   Client* child = client.release();  // as in a forked child: no destructor runs
   child->abandon();
   child->free(5);
-  EXPECT_EQ(child->health().code(), ErrorCode::kLost);
+  EXPECT_EQ(child->connection().health().code(), ErrorCode::kLost);
   EXPECT_EQ(child->synchronize(kPatient, &error).code(), ErrorCode::kLost);
   forked_clients->push_back(child);
 }

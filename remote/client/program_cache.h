@@ -44,13 +44,13 @@ struct CachedProgram {
 
   bool of_graph = false;  // made by add(graph) for Client::load(): its callers own it, and find() never returns it
 
-  // For programs of traces: time of the last use, as a counter. Guarded by the lock on message order.
+  // For programs of traces: time of the last use, as a counter. Guarded by Channel::order.
   uint64_t last_use = 0;
   // Estimated memory on the worker, in bytes; set by the builder.
   std::atomic<uint64_t> worker_bytes = 0;
 
-  // The last run, from which the next one is delta encoded; the worker stores it as well. Guarded by the lock on
-  // message order.
+  // The last run, from which the next one is delta encoded; the worker stores it as well. Guarded by
+  // Channel::order.
   LastRun last;
   // Number of the last checkpoint before the last run. After a later checkpoint the next run sends all parameters,
   // because a replay does not know `last`. Guarded in the same way.

@@ -47,4 +47,15 @@ bool is_contiguous(std::span<const int64_t> sizes, std::span<const int64_t> stri
   return true;
 }
 
+Status check_size(const Frame& reply, uint64_t expected) {
+  const size_t came = reply.attachment ? reply.attachment->bytes().size() : 0;
+  if (came == expected) return {};
+  if (reply.refused_bytes != 0) {
+    return {ErrorCode::kOutOfMemory, "remote: this process is out of memory. It has none left for the " +
+                                         std::to_string(reply.refused_bytes) + " bytes of a tensor to read"};
+  }
+  return Status::internal("remote: the worker sent " + std::to_string(came) + " bytes of a tensor of " +
+                          std::to_string(expected));
+}
+
 }  // namespace torch_remote::remote

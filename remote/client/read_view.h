@@ -4,6 +4,9 @@
 #include <cstdint>
 #include <span>
 
+#include "ir/status.h"
+#include "remote/transport/transport.h"
+
 namespace torch_remote::remote {
 
 // A view of a buffer; sizes, strides and offset are in elements.
@@ -24,5 +27,8 @@ void copy_packed(const ReadView& view, const std::byte* from, std::byte* to);
 
 // Whether the elements are contiguous in row-major order.
 bool is_contiguous(std::span<const int64_t> sizes, std::span<const int64_t> strides);
+
+// Checks that the reply to a read has `expected` bytes. Fails with kOutOfMemory if this end had no memory for them.
+Status check_size(const Frame& reply, uint64_t expected);
 
 }  // namespace torch_remote::remote

@@ -34,7 +34,7 @@ struct Snapshot {
 };
 using SnapshotPtr = std::shared_ptr<Snapshot>;
 
-// Guarded by the lock on message order.
+// Guarded by Channel::order.
 class SpeculativeReads {
  public:
   struct Guess {

@@ -52,38 +52,6 @@ struct BuildRequest {
 // Builds a program: runs on the builder's thread and sets `program` to the encoded flatbuffer.
 using BuildFunction = std::function<Status(const BuildRequest& request, std::vector<uint8_t>* program)>;
 
-// Identifies one version of a file's contents.
-struct FileVersion {
-  uint64_t size = 0;  // bytes
-  uint64_t inode = 0;
-  int64_t mtime_ns = 0;  // ns since 1970
-};
-
-// A file as the worker sees it.
-struct FoundFile {
-  FileVersion version;
-  bool readable = false;  // whether the worker may read this file for its client
-  bool allowed = false;   // whether the worker reads files for its clients at all
-  std::string reason;     // why it may not read the file
-};
-
-// A tensor passed to a Python function next to the worker: a strided view of a buffer.
-struct CallInput {
-  uint64_t buffer = 0;
-  uint32_t item_size = 0;
-  std::vector<int64_t> sizes, strides;
-  int64_t offset = 0;  // elements
-};
-
-// Most tensors that one call may return.
-inline constexpr uint64_t kMaxResults = 4096;
-
-// The outcome of a call.
-struct CallResult {
-  std::vector<std::byte> answer;  // what the function's process answered
-  std::vector<uint64_t> sizes;    // bytes of the resulting buffers
-};
-
 // How the worker executes a program.
 struct ProgramOptions {
   // Once the program is loaded, both ends spin for messages (Transport::set_spin_time), for all programs of the

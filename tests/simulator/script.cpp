@@ -270,9 +270,9 @@ class Script {
     uint64_t ticket = 0;
     switch (random.below(4)) {
       case 0: {
-        check(client_->record_event(&ticket), "record_event");
+        check(client_->events().record(&ticket), "record an event");
         remote::RecordedEvent event;
-        check(client_->wait_event(ticket, {}, &event), "wait for an event");
+        check(client_->events().wait(ticket, {}, &event), "wait for an event");
         return true;
       }
       case 1: {

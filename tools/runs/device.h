@@ -37,7 +37,7 @@ class Device {
   static Status open(const std::string& name, int threads, std::unique_ptr<Device>* device);
 
   const std::string& name() const { return name_; }
-  std::string description() const { return client_->description(); }
+  std::string description() const { return client_->connection().description(); }
 
   Status load(std::shared_ptr<const ir::Graph> graph, LoadedGraph* loaded);
   // The surviving buffers get the ids *first_result_id, *first_result_id + 1, ... If the graph has dynamic or host
