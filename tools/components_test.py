@@ -3,13 +3,14 @@
 A component is a folder with a BUILD file. A C++ file may include files of its own folder, and public headers (`hdrs`)
 of targets that its target depends on. The targets' `deps` define which components use which. The table of
 docs/architecture.md must state the same, and must list a component below all components that it uses. Units (a header
-and its source, a Python module), components and Python packages form no cycles. Folders stay small.
+and its source, a Python module), components and Python packages form no cycles. Folders and classes stay small.
 """
 
 import ast
 import re
 import subprocess
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -267,3 +268,118 @@ def test_folders_are_small():
             files[str(Path(path).parent)] += 1
     for folder, count in files.items():
         assert count <= (MOST_FILES_OF_TESTS if folder.startswith("tests") else MOST_FILES), folder
+
+
+MOST_METHODS = 25  # public, per class; overloads count once; constructors, destructors and operators do not count
+
+TOKEN = re.compile(
+    r"//[^\n]*|/\*.*?\*/|^[ \t]*#(?:\\\n|[^\n])*"  # comments, and lines of the preprocessor
+    r'|R"([^(]*)\(.*?\)\1"|"(?:\\.|[^"\\])*"'
+    r"|\d[\w'.]*|'(?:\\.|[^'\\])+'|\w+|::|->|\S",
+    re.DOTALL | re.MULTILINE,
+)
+FUNCTION = re.compile(r"(~ )?\b(?!(?:alignas|decltype|explicit|noexcept|requires)\b)(\w+) +\((?!\*)")
+CLASS = re.compile(r"(?<!enum )\b(class|struct|union)\b(?: +alignas \(| +\[)*((?: +(?:\w+|::))*) *(?: : .*)?$")
+
+
+def tree_of(tokens: Iterator[str]) -> list:
+    """Returns the tokens with brackets nested: those of `f(x) {}` become ["f", ["(", "x"], ["{"]]."""
+    tree: list = []
+    for token in tokens:
+        if token in ")]}":
+            break
+        tree.append([token, *tree_of(tokens)] if token in "([{" else token)
+    return tree
+
+
+def flat(head: list) -> str:
+    """Returns a declaration as text. Nothing is left of what is in brackets, except the `*` of `(*f)`."""
+    text = " ".join(t if isinstance(t, str) else t[0] + "*" * (t[1:2] == ["*"]) for t in head)
+    while text != (text := re.sub(r"<[^<>]*>", "", text)):
+        pass
+    return text
+
+
+def public_methods(tree: list, scope: str = "", public: bool = True) -> Iterator[tuple[str, str]]:
+    """Yields a class and a name for each public method in the body of `scope`, and of the classes in it."""
+    head: list = []
+    for token in tree:
+        if token == ":" and head in (["public"], ["protected"], ["private"]):
+            public, head = head == ["public"], []
+            continue
+        if token != ";" and token[0] != "{":
+            head.append(token)
+            continue
+        text = flat(head)
+        function = FUNCTION.search(text.split(" = ")[0])
+        is_operator = re.search(r"\boperator\b", text) is not None
+        if token != ";" and (opened := CLASS.search(text)):
+            name = re.sub(" *:: *", "::", opened[2]).removesuffix(" final").split()
+            yield from public_methods(token[1:], "::".join(filter(None, [scope, *name[-1:]])), opened[1] != "class")
+        elif token != ";" and re.match(r'(inline )?namespace\b|extern "', text):
+            yield from public_methods(token[1:])
+        elif token != ";" and not is_operator and (not function or re.search(r"\(.* : .*\w *$", text)):
+            head.append(token)  # an initializer, or the body of an enum
+            continue
+        elif scope and public and function and not is_operator and not text.endswith("= delete"):
+            special = function[1] or function[2] == scope.rsplit("::", 1)[-1]
+            if not special and not re.search(r"\b(friend|typedef)\b", text):
+                yield scope, function[2]
+        head = []
+
+
+def count_public_methods(source: str) -> dict[str, int]:
+    tokens = (m[0] for m in TOKEN.finditer(source) if not re.match(r"//|/\*|[ \t]*#|->", m[0]))
+    names: dict[str, set[str]] = defaultdict(set)
+    for scope, name in public_methods(tree_of(tokens)):
+        names[scope].add(name)
+    assert next(tokens, None) is None, "a bracket is closed that was not opened"
+    return {scope: len(found) for scope, found in names.items()}
+
+
+def test_public_methods_are_counted():
+    source = """
+        #define CLASS class A { public: void macro();
+        namespace n { class Early; enum class E : int { a, b = f(1) }; struct Early f() { return {}; }
+        template <typename T, bool = (1 < 2)> class [[nodiscard]] A final : public B<std::pair<int, T>>, C {
+          void hidden();
+         public:
+          explicit A(int x = 1'000) : B<int>{x}, y_{f()}, z_(x) { if (x < 2) { g(); } }
+          A(const A&) = delete;
+          virtual ~A() = default;
+          A& operator=(const A&) { return *this; }
+          bool operator()(int) const;
+          explicit operator bool() const { return true; }
+          void deleted() = delete;
+          friend void other(A) {}
+          using F = std::function<void(int)>;
+          std::function<void(int)> callback = [](int) { h(); };
+          void (*pointer)(int) = nullptr;
+          int field{f()}, bits : 3;  // void comment();
+          static constexpr const char* kText = "; void text();";
+          enum { kOne, kTwo };
+          [[nodiscard]] virtual std::map<int, std::vector<T>> one(int a = f({1})) const noexcept = 0;
+          template <typename U> requires(sizeof(U) < 4) auto two(U&& u) -> std::vector<U> { return {{u}}; }
+          void two() &&; static int three() { struct Local { void local(); }; return 3; }
+          struct Inner { Inner(); void in(); void in(int); int g() const { return 1; } private: void no(); };
+         private:
+          union { int a; float b; } u_;
+          class Secret { public: void s(); };
+         public: int four(char c = '"', const char* s = "\\"{"), y_;
+        };
+        struct A<int>::Inner { void in() {} };
+        }"""
+    assert count_public_methods(source) == {"A": 4, "A::Inner": 2, "A::Secret": 1}
+
+
+def test_classes_are_small():
+    checked, wrong = 0, []
+    for path in tracked("*.h"):
+        if path.startswith("tests/") or "/testing/" in path:
+            continue
+        for name, count in count_public_methods((ROOT / path).read_text()).items():
+            checked += 1
+            if count > MOST_METHODS:
+                wrong.append(f"{path}: {name} has {count} public methods, more than {MOST_METHODS}")
+    assert not wrong, "\n".join(wrong)
+    assert checked > 200, checked

@@ -20,7 +20,6 @@ namespace {
 
 using ir::DType;
 namespace ll = mlir::LLVM;
-using Int = ll::ICmpPredicate;
 
 constexpr Order kOrder;
 constexpr int64_t kHalves = 2;
@@ -32,9 +31,10 @@ static_assert(kOrder.lanes == kHalves * kLanes && kOrder.block % kOrder.short_su
 
 class FunctionEmitter {
  public:
-  FunctionEmitter(mlir::ImplicitLocOpBuilder& builder, const Kernel& kernel, const Schedule& schedule, const Plan& plan,
+  FunctionEmitter(LlvmBuilder& builder, const Kernel& kernel, const Schedule& schedule, const Plan& plan,
                   mlir::Block* entry, const Features& features, const Variant& variant)
-      : ops_(builder, features),
+      : b_(builder),
+        ops_(builder, features),
         reductions_(ops_),
         variant_(variant),
         memory_(ops_, kernel, variant, entry->getArgument(0), entry),
@@ -50,7 +50,7 @@ class FunctionEmitter {
     emit_scalars(plan_.before);
     choose_prefetches();
     if (plan_.finish) return row({});
-    ops_.loop(entry_->getArgument(1), entry_->getArgument(2), 1, {}, [&](MlirValue index, mlir::ValueRange) {
+    b_.loop(entry_->getArgument(1), entry_->getArgument(2), 1, {}, [&](MlirValue index, mlir::ValueRange) {
       row(index);
       return MlirValues();
     });
@@ -127,7 +127,7 @@ class FunctionEmitter {
       };
       llvm::SmallVector<mlir::Type, 4> types;
       for (const uint32_t reduce : loop.reduces) types.push_back(ops_.type(type(reduce)));
-      results = ops_.branch(scalar(loop.condition), [&] { return sums_over_row(loop); }, zeros, types, true);
+      results = b_.branch(scalar(loop.condition), [&] { return sums_over_row(loop); }, zeros, types, true);
     }
     for (size_t i = 0; i < loop.reduces.size(); ++i) scalars_[loop.reduces[i]] = results[i];
   }
@@ -136,7 +136,7 @@ class FunctionEmitter {
   MlirValues sums_over_row(const LoopPlan& loop) {
     MlirValues results = begin(loop.reduces);
     if (kernel_.columns == 2) {
-      results = ops_.loop(ops_.i64(0), memory_.size(0), 1, results, [&](MlirValue outer, mlir::ValueRange carried) {
+      results = b_.loop(b_.i64(0), memory_.size(0), 1, results, [&](MlirValue outer, mlir::ValueRange carried) {
         memory_.enter_outer(outer);
         return line(loop, outer, carried);
       });
@@ -211,9 +211,9 @@ class FunctionEmitter {
       };
       return blocks ? in_block(sums, carried, all) : all(carried);
     }
-    if (!blocks) return range(loop, ops_.i64(0), columns(), carried);
-    return ops_.loop(ops_.i64(0), columns(), kOrder.block, carried, [&](MlirValue start, mlir::ValueRange before) {
-      MlirValue end = ops_.b.create<ll::SMinOp>(ops_.add(start, ops_.i64(kOrder.block)), columns());
+    if (!blocks) return range(loop, b_.i64(0), columns(), carried);
+    return b_.loop(b_.i64(0), columns(), kOrder.block, carried, [&](MlirValue start, mlir::ValueRange before) {
+      MlirValue end = b_.create<ll::SMinOp>(b_.add(start, b_.i64(kOrder.block)), columns());
       return in_block(sums, before, [&](mlir::ValueRange begun) { return range(loop, start, end, begun); });
     });
   }
@@ -221,7 +221,7 @@ class FunctionEmitter {
   using Work = llvm::function_ref<MlirValues(mlir::ValueRange)>;
 
   // The type of a wide sum's partial result. Only the lower half has one.
-  mlir::Type wide_type() const { return mlir::VectorType::get(kOrder.wide_lanes, ops_.b.getF64Type()); }
+  mlir::Type wide_type() const { return mlir::VectorType::get(kOrder.wide_lanes, b_.getF64Type()); }
   bool is_wide(uint32_t sum) const { return is_wide_sum(kernel_, kernel_.values[sum]); }
 
   // Calls `change` with the positions of the wide sums' partial results among all those of a loop.
@@ -268,29 +268,29 @@ class FunctionEmitter {
     if (std::none_of(sums.begin(), sums.end(), [&](uint32_t sum) { return is_wide(sum); })) {
       return short_range(loop, start, end, carried);
     }
-    MlirValue rest = ops_.add(start, ops_.bit_and(ops_.sub(end, start), ops_.i64(-int64_t{kOrder.short_sum})));
+    MlirValue rest = b_.add(start, b_.bit_and(b_.sub(end, start), b_.i64(-int64_t{kOrder.short_sum})));
     const MlirValues most =
-        ops_.loop(start, rest, kOrder.short_sum, carried, [&](MlirValue first, mlir::ValueRange before) {
+        b_.loop(start, rest, kOrder.short_sum, carried, [&](MlirValue first, mlir::ValueRange before) {
           return with_short_sums(sums, before, [&](mlir::ValueRange narrow) { return pairs(loop, first, narrow); });
         });
     const auto remaining = [&] {
       return with_short_sums(sums, most, [&](mlir::ValueRange narrow) { return short_range(loop, rest, end, narrow); });
     };
     const llvm::SmallVector<mlir::Type> types(mlir::ValueRange(most).getTypes());
-    return ops_.branch(ops_.compare(Int::slt, rest, end), remaining, [&] { return most; }, types, false);
+    return b_.branch(b_.less_than(rest, end), remaining, [&] { return most; }, types, false);
   }
 
   // Emits kOrder.narrow places: without a loop if that is little code.
   MlirValues pairs(const LoopPlan& loop, MlirValue first, mlir::ValueRange before) {
     if (loop.vectors.size() > kMaxUnrolled) {
-      MlirValue last = ops_.add(first, ops_.i64(kOrder.short_sum));
-      return ops_.loop(first, last, kOrder.lanes, before, [&](MlirValue column, mlir::ValueRange carried) {
-        return pair(loop, column, ops_.add(column, ops_.i64(kLanes)), carried);
+      MlirValue last = b_.add(first, b_.i64(kOrder.short_sum));
+      return b_.loop(first, last, kOrder.lanes, before, [&](MlirValue column, mlir::ValueRange carried) {
+        return pair(loop, column, b_.add(column, b_.i64(kLanes)), carried);
       });
     }
     MlirValues results(before);
     for (int64_t column = 0; column < kOrder.short_sum; column += kOrder.lanes) {
-      results = pair(loop, ops_.add(first, ops_.i64(column)), ops_.add(first, ops_.i64(column + kLanes)), results);
+      results = pair(loop, b_.add(first, b_.i64(column)), b_.add(first, b_.i64(column + kLanes)), results);
     }
     return results;
   }
@@ -298,18 +298,18 @@ class FunctionEmitter {
   // Emits a loop over pairs of vectors, then one over masked single vectors for the remainder. In the latter the halves
   // swap after each vector, so that the same code serves both.
   MlirValues short_range(const LoopPlan& loop, MlirValue start, MlirValue end, mlir::ValueRange carried) {
-    MlirValue count = ops_.sub(end, start);
-    MlirValue pairs = ops_.add(start, ops_.bit_and(count, ops_.i64(-int64_t{kOrder.lanes})));
-    MlirValues results = ops_.loop(start, pairs, kOrder.lanes, carried, [&](MlirValue column, mlir::ValueRange before) {
-      return pair(loop, column, ops_.add(column, ops_.i64(kLanes)), before);
+    MlirValue count = b_.sub(end, start);
+    MlirValue pairs = b_.add(start, b_.bit_and(count, b_.i64(-int64_t{kOrder.lanes})));
+    MlirValues results = b_.loop(start, pairs, kOrder.lanes, carried, [&](MlirValue column, mlir::ValueRange before) {
+      return pair(loop, column, b_.add(column, b_.i64(kLanes)), before);
     });
     MlirValue stop = end;
     if (!loop.reduces.empty() || !loop.lines.empty()) {
-      MlirValue both = ops_.add(pairs, ops_.i64(kOrder.lanes));
-      stop = ops_.select(ops_.compare(Int::slt, pairs, end), both, pairs);
+      MlirValue both = b_.add(pairs, b_.i64(kOrder.lanes));
+      stop = b_.select(b_.less_than(pairs, end), both, pairs);
     }
-    return ops_.loop(pairs, stop, kLanes, results, [&](MlirValue column, mlir::ValueRange before) {
-      return masked_vector(loop, column, ops_.convert(ops_.sub(end, column), DType::kInt64, DType::kInt32), before);
+    return b_.loop(pairs, stop, kLanes, results, [&](MlirValue column, mlir::ValueRange before) {
+      return masked_vector(loop, column, ops_.convert(b_.sub(end, column), DType::kInt64, DType::kInt32), before);
     });
   }
 
@@ -328,7 +328,7 @@ class FunctionEmitter {
   // Emits a vector of which the first `left` lanes are active.
   MlirValues masked_vector(const LoopPlan& loop, MlirValue column, MlirValue left, mlir::ValueRange before) {
     const size_t half = before.size() / kHalves;
-    const EmitPosition at = {outer_, column, ops_.compare(Int::slt, ops_.ramp(left.getType(), 0), ops_.splat(left))};
+    const EmitPosition at = {outer_, column, b_.less_than(b_.ramp(left.getType(), 0), b_.splat(left))};
     emit_vectors(loop, 0, at);
     const MlirValues changed = reduce(loop, 0, at, before.take_front(half));
     write(loop, 0, at);
@@ -342,12 +342,12 @@ class FunctionEmitter {
     MlirValues results(carried);
     int64_t column = 0, stop = variant_.columns;
     for (; column + kOrder.lanes <= variant_.columns; column += kOrder.lanes) {
-      results = pair(loop, ops_.i64(column), ops_.i64(column + kLanes), results);
+      results = pair(loop, b_.i64(column), b_.i64(column + kLanes), results);
     }
     if (column < stop && (!loop.reduces.empty() || !loop.lines.empty())) stop = column + kOrder.lanes;
     for (; column < stop; column += kLanes) {
       const int64_t left = std::max<int64_t>(0, variant_.columns - column);
-      results = masked_vector(loop, ops_.i64(column), ops_.integer(ops_.b.getI32Type(), left), results);
+      results = masked_vector(loop, b_.i64(column), b_.i32(left), results);
     }
     return results;
   }
@@ -362,7 +362,7 @@ class FunctionEmitter {
   }
 
   MlirValues begin(uint32_t reduce, int64_t half) {
-    if (is_wide(reduce)) return {ops_.number(wide_type(), 0)};
+    if (is_wide(reduce)) return {b_.number(wide_type(), 0)};
     const Value& value = kernel_.values[reduce];
     return reductions_.begin(value, type(value.a), half);
   }
@@ -426,18 +426,18 @@ class FunctionEmitter {
 
   MlirValue add_product(const Value& product, int64_t half, MlirValue sum, MlirValue mask) {
     MlirValue more = ops_.fma(vector(product.a, half), vector(product.b, half), sum);
-    return mask ? ops_.select(mask, more, sum) : more;
+    return mask ? b_.select(mask, more, sum) : more;
   }
 
   // The row-major numbers of a vector's lanes among the columns.
   MlirValue place_in_row(const EmitPosition& at) {
-    return ops_.add(ops_.splat(line_index(at, true)), ops_.ramp(ops_.b.getI64Type(), 0));
+    return b_.add(b_.splat(line_index(at, true)), b_.ramp(b_.getI64Type(), 0));
   }
 
   // The index of a point in a line of memory, which covers both column dims or only the last one.
   MlirValue line_index(const EmitPosition& at, bool both) {
     if (!at.outer || !both) return at.column;
-    return ops_.add(ops_.mul(at.outer, columns()), at.column);
+    return b_.add(b_.mul(at.outer, columns()), at.column);
   }
 
   // Emits keeps, totals and stores of a vector, after all loads of its places.
@@ -462,13 +462,13 @@ class FunctionEmitter {
     MlirValue& found = vectors_[half][value];
     if (!found) {
       const Value& of = kernel_.values[value];
-      found = of.kind == Kind::kConstant ? constant(of, Ops::vector_of(ops_.type(of.type))) : ops_.splat(scalar(value));
+      found = of.kind == Kind::kConstant ? constant(of, vector_of(ops_.type(of.type))) : b_.splat(scalar(value));
     }
     return found;
   }
 
   MlirValue constant(const Value& value, mlir::Type type) {
-    return ir::is_float(value.type) ? ops_.number(type, value.number) : ops_.integer(type, value.integer);
+    return ir::is_float(value.type) ? b_.number(type, value.number) : b_.integer(type, value.integer);
   }
 
   void emit_scalars(const std::vector<uint32_t>& values) {
@@ -495,7 +495,7 @@ class FunctionEmitter {
     if (plan_.spill_loop[v] < loop.number) return memory_.load_line(kept_pointer(v, at), value.type, at);
     if (value.kind == Kind::kReduce) return total_of_chunks(v, at);
     if (value.kind == Kind::kIndex) {
-      return ops_.add(ops_.splat(at.column), ops_.ramp(ops_.b.getI64Type(), 0));
+      return b_.add(b_.splat(at.column), b_.ramp(b_.getI64Type(), 0));
     }
     if (value.kind == Kind::kRandom) {
       if (const std::optional<MlirValue> first = first_number(value, at)) return random(v, value, *first, half, at);
@@ -509,10 +509,10 @@ class FunctionEmitter {
   MlirValue slot(uint32_t v) {
     MlirValue& found = slots_[v];
     if (!found) {
-      mlir::OpBuilder::InsertionGuard guard(ops_.b);
-      ops_.b.setInsertionPointToEnd(entry_);
-      const mlir::Type pointer = ll::LLVMPointerType::get(ops_.b.getContext());
-      found = ops_.b.create<ll::AllocaOp>(pointer, Ops::vector_of(ops_.type(type(v))), ops_.i64(1), kSlotAlign);
+      mlir::OpBuilder::InsertionGuard guard(b_);
+      b_.setInsertionPointToEnd(entry_);
+      const mlir::Type pointer = ll::LLVMPointerType::get(b_.getContext());
+      found = b_.create<ll::AllocaOp>(pointer, vector_of(ops_.type(type(v))), b_.i64(1), kSlotAlign);
     }
     return found;
   }
@@ -531,7 +531,7 @@ class FunctionEmitter {
       if (step.kind == Kind::kScalar) {
         made.push_back(step.a == 0 ? x : y);
       } else if (step.kind == Kind::kConstant) {
-        made.push_back(constant(step, Ops::same_width(x.getType(), ops_.type(step.type))));
+        made.push_back(constant(step, same_width(x.getType(), ops_.type(step.type))));
       } else {
         made.push_back(computed(steps, step, [&](uint32_t input) { return made[input]; }));
       }
@@ -541,10 +541,10 @@ class FunctionEmitter {
 
   MlirValue identity_vector(const Value& value, mlir::Type of) {
     if (value.reduction == Reduction::kLogSumExp) {
-      return ops_.number(of, -std::numeric_limits<double>::infinity());
+      return b_.number(of, -std::numeric_limits<double>::infinity());
     }
     const int64_t none = value.reduction == Reduction::kSum ? 0 : 1;
-    return ir::is_float(value.type) ? ops_.number(of, static_cast<double>(none)) : ops_.integer(of, none);
+    return ir::is_float(value.type) ? b_.number(of, static_cast<double>(none)) : b_.integer(of, none);
   }
 
   // Resets the running sums at the beginning of a line.
@@ -552,7 +552,7 @@ class FunctionEmitter {
     for (const uint32_t v : loop.vectors) {
       const Value& value = kernel_.values[v];
       if (value.kind != Kind::kRunning || plan_.spill_loop[v] < loop.number) continue;
-      ops_.b.create<ll::StoreOp>(identity_vector(value, Ops::vector_of(ops_.type(value.type))), slot(v), kSlotAlign);
+      b_.create<ll::StoreOp>(identity_vector(value, vector_of(ops_.type(value.type))), slot(v), kSlotAlign);
     }
   }
 
@@ -563,12 +563,12 @@ class FunctionEmitter {
     if (!ops_.features.avx512) return none;
     MlirValue& found = identity_vectors_[{value.reduction, value.type}];
     if (!found) {
-      mlir::OpBuilder::InsertionGuard guard(ops_.b);
-      ops_.b.setInsertionPointToEnd(entry_);
-      const mlir::Type pointer = ll::LLVMPointerType::get(ops_.b.getContext()), type = none.getType();
-      MlirValue place = ops_.b.create<ll::AllocaOp>(pointer, type, ops_.i64(1), kSlotAlign);
-      ops_.b.create<ll::StoreOp>(identity_vector(value, type), place, kSlotAlign, /*isVolatile=*/true);
-      found = ops_.b.create<ll::LoadOp>(type, place, kSlotAlign, /*isVolatile=*/true);
+      mlir::OpBuilder::InsertionGuard guard(b_);
+      b_.setInsertionPointToEnd(entry_);
+      const mlir::Type pointer = ll::LLVMPointerType::get(b_.getContext()), type = none.getType();
+      MlirValue place = b_.create<ll::AllocaOp>(pointer, type, b_.i64(1), kSlotAlign);
+      b_.create<ll::StoreOp>(identity_vector(value, type), place, kSlotAlign, /*isVolatile=*/true);
+      found = b_.create<ll::LoadOp>(type, place, kSlotAlign, /*isVolatile=*/true);
     }
     return found;
   }
@@ -583,13 +583,13 @@ class FunctionEmitter {
       for (int32_t lane = 0; lane < kCount; ++lane) {
         from.push_back(lane < apart ? kCount + kCount - apart + lane : lane - apart);
       }
-      x = combined(value, x, ops_.b.create<ll::ShuffleVectorOp>(x, none, from));
+      x = combined(value, x, b_.create<ll::ShuffleVectorOp>(x, none, from));
     }
-    MlirValue before = ops_.b.create<ll::LoadOp>(x.getType(), slot(v), kSlotAlign);
+    MlirValue before = b_.create<ll::LoadOp>(x.getType(), slot(v), kSlotAlign);
     x = combined(value, x, before);
     const llvm::SmallVector<int32_t, kLanes> everywhere(kLanes, kLanes - 1);
-    MlirValue last = ops_.b.create<ll::ShuffleVectorOp>(x, x, everywhere);
-    ops_.b.create<ll::StoreOp>(last, slot(v), kSlotAlign);
+    MlirValue last = b_.create<ll::ShuffleVectorOp>(x, x, everywhere);
+    b_.create<ll::StoreOp>(last, slot(v), kSlotAlign);
     return x;
   }
 
@@ -603,8 +603,8 @@ class FunctionEmitter {
     if (is_place(value.c)) return at.column;
     const Value& number = kernel_.values[value.c];
     if (number.kind != Kind::kScalarOp || number.op != ir::ScalarOp::kAdd) return std::nullopt;
-    if (is_place(number.a) && is_scalar(number.b)) return ops_.add(at.column, scalar(number.b));
-    if (is_place(number.b) && is_scalar(number.a)) return ops_.add(at.column, scalar(number.a));
+    if (is_place(number.a) && is_scalar(number.b)) return b_.add(at.column, scalar(number.b));
+    if (is_place(number.b) && is_scalar(number.a)) return b_.add(at.column, scalar(number.a));
     return std::nullopt;
   }
 
@@ -669,7 +669,7 @@ class FunctionEmitter {
 
   MlirValue kept_pointer(uint32_t value, const EmitPosition& at) {
     MlirValue index = line_index(at, kernel_.columns == 1 || varies_over(value, kernel_.rows));
-    return ops_.at(memory_.row_buffer(plan_.spill_index[value]), ops_.memory_type(type(value)), index);
+    return b_.at(memory_.row_buffer(plan_.spill_index[value]), ops_.memory_type(type(value)), index);
   }
 
   // The address of a total's element in the first chunk's line.
@@ -682,7 +682,7 @@ class FunctionEmitter {
       index = at.outer;
     }
     MlirValue line = memory_.total(total);
-    return index ? ops_.at(line, ops_.memory_type(type(value)), index) : line;
+    return index ? b_.at(line, ops_.memory_type(type(value)), index) : line;
   }
 
   void add_to_total(uint32_t total, MlirValue x, const EmitPosition& at) {
@@ -697,8 +697,8 @@ class FunctionEmitter {
   // A value that does not vary over the outer column dim is added only at the first place of that dim.
   MlirValue first_place_mask(uint32_t total, const EmitPosition& at) {
     if (!at.outer || !at.column || varies_over(total, kernel_.rows)) return at.mask;
-    MlirValue first = ops_.splat(ops_.compare(Int::eq, at.outer, ops_.i64(0)));
-    return at.mask ? ops_.bit_and(at.mask, first) : first;
+    MlirValue first = b_.splat(b_.is_zero(at.outer));
+    return at.mask ? b_.bit_and(at.mask, first) : first;
   }
 
   // In `finish`: combines the lines of all chunks, in order.
@@ -707,11 +707,11 @@ class FunctionEmitter {
     const auto total = static_cast<uint32_t>(std::find(schedule_.totals.begin(), schedule_.totals.end(), number) -
                                              schedule_.totals.begin());
     mlir::Type type = ops_.type(value.type);
-    if (at.column) type = Ops::vector_of(type);
+    if (at.column) type = vector_of(type);
     MlirValue first = total_pointer(total, at), start = reductions_.neutral(value.reduction, value.type, type);
-    return ops_.loop(ops_.i64(0), entry_->getArgument(1), 1, start, [&](MlirValue chunk, mlir::ValueRange before) {
-      MlirValue offset = ops_.mul(chunk, memory_.chunk_bytes(total));
-      MlirValue line = memory_.load_line(ops_.at(first, ops_.b.getI8Type(), offset), value.type, at);
+    return b_.loop(b_.i64(0), entry_->getArgument(1), 1, start, [&](MlirValue chunk, mlir::ValueRange before) {
+      MlirValue offset = b_.mul(chunk, memory_.chunk_bytes(total));
+      MlirValue line = memory_.load_line(b_.at(first, b_.getI8Type(), offset), value.type, at);
       return reductions_.combine(value, value.type, before, line);
     })[0];
   }
@@ -721,6 +721,7 @@ class FunctionEmitter {
     memory_.store(store, value, indices(store.indices, at, half), at);
   }
 
+  LlvmBuilder& b_;
   Ops ops_;
   Reductions reductions_;
   const Variant variant_;
@@ -740,8 +741,8 @@ class FunctionEmitter {
   std::vector<MlirValue> vectors_[kHalves];  // for each value: its vectors at the current places
 };
 
-void emit_function(mlir::ImplicitLocOpBuilder& builder, std::string_view name, const Kernel& kernel,
-                   const Schedule& schedule, const Plan& plan, const Features& features, const Variant& variant) {
+void emit_function(LlvmBuilder& builder, std::string_view name, const Kernel& kernel, const Schedule& schedule,
+                   const Plan& plan, const Features& features, const Variant& variant) {
   const mlir::Type pointer = ll::LLVMPointerType::get(builder.getContext()), i64 = builder.getI64Type();
   llvm::SmallVector<mlir::Type, 3> arguments{pointer, i64};
   if (!plan.finish) arguments.push_back(i64);
@@ -760,7 +761,7 @@ void emit_function(mlir::ImplicitLocOpBuilder& builder, std::string_view name, c
 
 mlir::OwningOpRef<mlir::ModuleOp> emit(const Kernel& kernel, const Features& features, const Variant& variant,
                                        mlir::MLIRContext& context) {
-  mlir::ImplicitLocOpBuilder builder(mlir::UnknownLoc::get(&context), &context);
+  LlvmBuilder builder(mlir::UnknownLoc::get(&context), &context);
   mlir::OwningOpRef<mlir::ModuleOp> module = builder.create<mlir::ModuleOp>();
   builder.setInsertionPointToEnd(module->getBody());
   const Schedule schedule = codegen::schedule(kernel);

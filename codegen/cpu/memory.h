@@ -72,6 +72,7 @@ class Memory {
   MlirValue next_row_bytes(uint32_t operand);
 
   Ops& ops_;
+  LlvmBuilder& b_;
   const Kernel& kernel_;
   const Variant variant_;
   MlirValue call_;

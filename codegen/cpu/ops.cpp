@@ -2,6 +2,8 @@
 
 #include <limits>
 
+#include "mlir/IR/TypeUtilities.h"
+
 namespace torch_remote::codegen::cpu {
 
 using ir::DType;
@@ -10,7 +12,7 @@ namespace ll = mlir::LLVM;
 using Float = ll::FCmpPredicate;
 using Int = ll::ICmpPredicate;
 
-// -- Types and constants ----------------------------------------------------------------------------------------------
+// -- Types ------------------------------------------------------------------------------------------------------------
 
 mlir::Type Ops::type(DType dtype) {
   switch (dtype) {
@@ -32,87 +34,39 @@ mlir::Type Ops::memory_type(DType dtype) {
   return b.getIntegerType(8 * ir::item_size(dtype));
 }
 
-mlir::VectorType Ops::vector_of(mlir::Type element, int64_t lanes) { return mlir::VectorType::get({lanes}, element); }
-
-mlir::Type Ops::same_width(mlir::Type like, mlir::Type element) {
-  if (auto vector = llvm::dyn_cast<mlir::VectorType>(like)) return mlir::VectorType::get(vector.getShape(), element);
-  return element;
-}
-
 namespace {
 
-mlir::Type element_of(mlir::Type type) {
-  if (auto vector = llvm::dyn_cast<mlir::VectorType>(type)) return vector.getElementType();
-  return type;
-}
+unsigned width_of(MlirValue x) { return mlir::getElementTypeOrSelf(x).getIntOrFloatBitWidth(); }
 
-unsigned width_of(MlirValue x) { return element_of(x.getType()).getIntOrFloatBitWidth(); }
-
-bool is_float_value(MlirValue x) { return llvm::isa<mlir::FloatType>(element_of(x.getType())); }
-
-MlirValue constant(mlir::ImplicitLocOpBuilder& b, mlir::Type type, mlir::Attribute element) {
-  if (auto vector = llvm::dyn_cast<mlir::VectorType>(type)) element = mlir::DenseElementsAttr::get(vector, element);
-  return b.create<ll::ConstantOp>(type, element);
-}
+bool is_float_value(MlirValue x) { return llvm::isa<mlir::FloatType>(mlir::getElementTypeOrSelf(x)); }
 
 }  // namespace
 
-MlirValue Ops::number(mlir::Type type, double value) {
-  return constant(b, type, b.getFloatAttr(element_of(type), value));
-}
-
-MlirValue Ops::integer(mlir::Type type, int64_t value) {
-  const mlir::Type element = element_of(type);
-  const llvm::APInt bits = llvm::APInt(64, static_cast<uint64_t>(value)).trunc(element.getIntOrFloatBitWidth());
-  return constant(b, type, b.getIntegerAttr(element, bits));
-}
-
-MlirValue Ops::ramp(mlir::Type element, int64_t first) {
-  llvm::SmallVector<mlir::Attribute, kLanes> lanes;
-  for (int64_t lane = 0; lane < kLanes; ++lane) lanes.push_back(b.getIntegerAttr(element, first + lane));
-  const mlir::VectorType type = vector_of(element);
-  return b.create<ll::ConstantOp>(type, mlir::DenseElementsAttr::get(type, lanes));
-}
-
-MlirValue Ops::splat(MlirValue scalar) {
-  const mlir::VectorType type = vector_of(scalar.getType());
-  MlirValue one = b.create<ll::InsertElementOp>(b.create<ll::UndefOp>(type), scalar, integer(b.getI32Type(), 0));
-  return b.create<ll::ShuffleVectorOp>(one, one, llvm::SmallVector<int32_t, kLanes>(kLanes, 0));
-}
-
 // -- Single operations ------------------------------------------------------------------------------------------------
 
-MlirValue Ops::add(MlirValue x, MlirValue y) { return b.create<ll::AddOp>(x, y); }
-MlirValue Ops::sub(MlirValue x, MlirValue y) { return b.create<ll::SubOp>(x, y); }
-MlirValue Ops::mul(MlirValue x, MlirValue y) { return b.create<ll::MulOp>(x, y); }
-MlirValue Ops::bit_and(MlirValue x, MlirValue y) { return b.create<ll::AndOp>(x, y); }
-MlirValue Ops::bit_or(MlirValue x, MlirValue y) { return b.create<ll::OrOp>(x, y); }
-MlirValue Ops::bit_xor(MlirValue x, MlirValue y) { return b.create<ll::XOrOp>(x, y); }
-MlirValue Ops::compare(Int predicate, MlirValue x, MlirValue y) { return b.create<ll::ICmpOp>(predicate, x, y); }
-MlirValue Ops::select(MlirValue condition, MlirValue x, MlirValue y) { return b.create<ll::SelectOp>(condition, x, y); }
 MlirValue Ops::fma(MlirValue x, MlirValue y, MlirValue z) { return b.create<ll::FMAOp>(x, y, z); }
 
 MlirValue Ops::is_nan(MlirValue x) { return b.create<ll::FCmpOp>(Float::uno, x, x); }
 
 MlirValue Ops::less(DType dtype, MlirValue x, MlirValue y) {
   if (is_float_value(x)) return b.create<ll::FCmpOp>(Float::olt, x, y);
-  return compare(is_signed(dtype) ? Int::slt : Int::ult, x, y);
+  return b.compare(is_signed(dtype) ? Int::slt : Int::ult, x, y);
 }
 
 MlirValue Ops::equal(MlirValue x, MlirValue y) {
   if (is_float_value(x)) return b.create<ll::FCmpOp>(Float::oeq, x, y);
-  return compare(Int::eq, x, y);
+  return b.compare(Int::eq, x, y);
 }
 
 // (x > y ? x : y) is one instruction, which gives y if one of them is NaN. For a NaN in x we then select a NaN
 // constant, not x. Otherwise LLVM would merge the two conditions and no longer find that instruction.
-MlirValue Ops::max(DType dtype, MlirValue x, MlirValue y) { return or_nan(x, select(less(dtype, y, x), x, y)); }
+MlirValue Ops::max(DType dtype, MlirValue x, MlirValue y) { return or_nan(x, b.select(less(dtype, y, x), x, y)); }
 
-MlirValue Ops::min(DType dtype, MlirValue x, MlirValue y) { return or_nan(x, select(less(dtype, x, y), x, y)); }
+MlirValue Ops::min(DType dtype, MlirValue x, MlirValue y) { return or_nan(x, b.select(less(dtype, x, y), x, y)); }
 
 MlirValue Ops::or_nan(MlirValue x, MlirValue y) {
   if (!is_float_value(x)) return y;
-  return select(is_nan(x), number(x.getType(), std::numeric_limits<double>::quiet_NaN()), y);
+  return b.select(is_nan(x), b.number(x.getType(), std::numeric_limits<double>::quiet_NaN()), y);
 }
 
 // -- Functions --------------------------------------------------------------------------------------------------------
@@ -122,27 +76,27 @@ MlirValue Ops::comparison(ScalarOp op, DType dtype, MlirValue x, MlirValue y) {
     case ScalarOp::kEq:
       return equal(x, y);
     case ScalarOp::kNe:
-      return is_float_value(x) ? MlirValue(b.create<ll::FCmpOp>(Float::une, x, y)) : compare(Int::ne, x, y);
+      return is_float_value(x) ? MlirValue(b.create<ll::FCmpOp>(Float::une, x, y)) : b.compare(Int::ne, x, y);
     case ScalarOp::kLt:
       return less(dtype, x, y);
     case ScalarOp::kGt:
       return less(dtype, y, x);
     case ScalarOp::kLe:
       if (is_float_value(x)) return b.create<ll::FCmpOp>(Float::ole, x, y);
-      return compare(is_signed(dtype) ? Int::sle : Int::ule, x, y);
+      return b.compare(is_signed(dtype) ? Int::sle : Int::ule, x, y);
     default:
       if (is_float_value(x)) return b.create<ll::FCmpOp>(Float::oge, x, y);
-      return compare(is_signed(dtype) ? Int::sge : Int::uge, x, y);
+      return b.compare(is_signed(dtype) ? Int::sge : Int::uge, x, y);
   }
 }
 
 MlirValue Ops::logical(ScalarOp op, DType dtype, MlirValue x, MlirValue y) {
   x = convert(x, dtype, DType::kBool);
-  if (op == ScalarOp::kLogicalNot) return convert(bit_xor(x, integer(x.getType(), 1)), DType::kBool, dtype);
+  if (op == ScalarOp::kLogicalNot) return convert(b.bit_xor(x, b.integer(x.getType(), 1)), DType::kBool, dtype);
   y = convert(y, dtype, DType::kBool);
-  MlirValue result = op == ScalarOp::kLogicalAnd  ? bit_and(x, y)
-                     : op == ScalarOp::kLogicalOr ? bit_or(x, y)
-                                                  : bit_xor(x, y);
+  MlirValue result = op == ScalarOp::kLogicalAnd  ? b.bit_and(x, y)
+                     : op == ScalarOp::kLogicalOr ? b.bit_or(x, y)
+                                                  : b.bit_xor(x, y);
   return convert(result, DType::kBool, dtype);
 }
 
@@ -161,7 +115,7 @@ MlirValue Ops::scalar_op(ScalarOp op, DType dtype, MlirValue x, MlirValue y, Mli
     case ScalarOp::kLogicalXor:
       return logical(op, dtype, x, y);
     case ScalarOp::kWhere:
-      return select(x, y, z);
+      return b.select(x, y, z);
     case ScalarOp::kMax:
       return max(dtype, x, y);
     case ScalarOp::kMin:
@@ -199,9 +153,9 @@ MlirValue Ops::float_op(ScalarOp op, MlirValue x, MlirValue y) {
     case ScalarOp::kCopysign:
       return b.create<ll::CopySignOp>(x, y);
     case ScalarOp::kFmax:
-      return select(is_nan(y), x, select(less(DType::kFloat32, y, x), x, y));
+      return b.select(is_nan(y), x, b.select(less(DType::kFloat32, y, x), x, y));
     case ScalarOp::kFmin:
-      return select(is_nan(y), x, select(less(DType::kFloat32, x, y), x, y));
+      return b.select(is_nan(y), x, b.select(less(DType::kFloat32, x, y), x, y));
     default:
       return {};
   }
@@ -210,19 +164,19 @@ MlirValue Ops::float_op(ScalarOp op, MlirValue x, MlirValue y) {
 MlirValue Ops::integer_op(ScalarOp op, DType dtype, MlirValue x, MlirValue y) {
   switch (op) {
     case ScalarOp::kNeg:
-      return sub(integer(x.getType(), 0), x);
+      return b.sub(b.integer(x.getType(), 0), x);
     case ScalarOp::kAdd:
-      return add(x, y);
+      return b.add(x, y);
     case ScalarOp::kSub:
-      return sub(x, y);
+      return b.sub(x, y);
     case ScalarOp::kMul:
-      return mul(x, y);
+      return b.mul(x, y);
     case ScalarOp::kDiv:
       return quotient(dtype, x, y);
     case ScalarOp::kAbs: {
       if (!is_signed(dtype)) return x;
-      MlirValue zero = integer(x.getType(), 0);
-      return select(compare(Int::slt, x, zero), sub(zero, x), x);
+      MlirValue zero = b.integer(x.getType(), 0);
+      return b.select(b.less_than(x, zero), b.sub(zero, x), x);
     }
     case ScalarOp::kCeil:
     case ScalarOp::kFloor:
@@ -230,13 +184,13 @@ MlirValue Ops::integer_op(ScalarOp op, DType dtype, MlirValue x, MlirValue y) {
     case ScalarOp::kRound:
       return x;
     case ScalarOp::kBitAnd:
-      return bit_and(x, y);
+      return b.bit_and(x, y);
     case ScalarOp::kBitOr:
-      return bit_or(x, y);
+      return b.bit_or(x, y);
     case ScalarOp::kBitXor:
-      return bit_xor(x, y);
+      return b.bit_xor(x, y);
     case ScalarOp::kBitNot:
-      return bit_xor(x, integer(x.getType(), -1));
+      return b.bit_xor(x, b.integer(x.getType(), -1));
     case ScalarOp::kShiftLeft:
     case ScalarOp::kShiftRight:
       return shifted(op, dtype, x, y);
@@ -255,19 +209,19 @@ MlirValue Ops::bool_op(ScalarOp op, MlirValue x, MlirValue y) {
     case ScalarOp::kAdd:
     case ScalarOp::kBitOr:
     case ScalarOp::kFmax:
-      return bit_or(x, y);
+      return b.bit_or(x, y);
     case ScalarOp::kSub:
     case ScalarOp::kBitXor:
-      return bit_xor(x, y);
+      return b.bit_xor(x, y);
     case ScalarOp::kMul:
     case ScalarOp::kDiv:
     case ScalarOp::kBitAnd:
     case ScalarOp::kFmin:
-      return bit_and(x, y);
+      return b.bit_and(x, y);
     case ScalarOp::kBitNot:
-      return bit_xor(x, integer(x.getType(), 1));
+      return b.bit_xor(x, b.integer(x.getType(), 1));
     case ScalarOp::kShiftRight:
-      return bit_and(x, bit_xor(y, integer(y.getType(), 1)));
+      return b.bit_and(x, b.bit_xor(y, b.integer(y.getType(), 1)));
     default:
       return x;
   }
@@ -278,10 +232,10 @@ MlirValue Ops::bool_op(ScalarOp op, MlirValue x, MlirValue y) {
 // exact: a quotient that is not an integer differs from the nearest integer by more than the rounding error.
 MlirValue Ops::quotient(DType dtype, MlirValue x, MlirValue y) {
   const bool signs = is_signed(dtype);
-  MlirValue zero = integer(x.getType(), 0), one = integer(x.getType(), 1), minus_one = integer(x.getType(), -1);
-  MlirValue by_zero = compare(Int::eq, y, zero);
-  MlirValue by_minus_one = signs ? compare(Int::eq, y, minus_one) : MlirValue();
-  MlirValue divisor = select(signs ? bit_or(by_zero, by_minus_one) : by_zero, one, y);
+  MlirValue zero = b.integer(x.getType(), 0), one = b.integer(x.getType(), 1), minus_one = b.integer(x.getType(), -1);
+  MlirValue by_zero = b.compare(Int::eq, y, zero);
+  MlirValue by_minus_one = signs ? b.compare(Int::eq, y, minus_one) : MlirValue();
+  MlirValue divisor = b.select(signs ? b.bit_or(by_zero, by_minus_one) : by_zero, one, y);
   MlirValue result;
   if (width_of(x) == 64) {
     result = b.create<ll::SDivOp>(x, divisor);
@@ -290,19 +244,19 @@ MlirValue Ops::quotient(DType dtype, MlirValue x, MlirValue y) {
     result = b.create<ll::FDivOp>(convert(x, dtype, wide), convert(divisor, dtype, wide));
     result = convert(result, wide, dtype);
   }
-  if (signs) result = select(by_minus_one, sub(zero, x), result);
-  return select(by_zero, zero, result);
+  if (signs) result = b.select(by_minus_one, b.sub(zero, x), result);
+  return b.select(by_zero, zero, result);
 }
 
 // A negative count, or one of at least all bits, gives what shifting bit by bit would: 0, or the sign.
 MlirValue Ops::shifted(ScalarOp op, DType dtype, MlirValue x, MlirValue y) {
-  MlirValue far = compare(Int::uge, y, integer(y.getType(), width_of(y)));
-  MlirValue zero = integer(x.getType(), 0), most = integer(y.getType(), width_of(y) - 1);
-  if (op == ScalarOp::kShiftRight && is_signed(dtype)) return b.create<ll::AShrOp>(x, select(far, most, y));
-  MlirValue near = select(far, zero, y);
+  MlirValue far = b.compare(Int::uge, y, b.integer(y.getType(), width_of(y)));
+  MlirValue zero = b.integer(x.getType(), 0), most = b.integer(y.getType(), width_of(y) - 1);
+  if (op == ScalarOp::kShiftRight && is_signed(dtype)) return b.create<ll::AShrOp>(x, b.select(far, most, y));
+  MlirValue near = b.select(far, zero, y);
   MlirValue result =
       op == ScalarOp::kShiftLeft ? MlirValue(b.create<ll::ShlOp>(x, near)) : MlirValue(b.create<ll::LShrOp>(x, near));
-  return select(far, zero, result);
+  return b.select(far, zero, result);
 }
 
 // -- Powers of two ----------------------------------------------------------------------------------------------------
@@ -314,20 +268,20 @@ MlirValue Ops::ldexp(MlirValue x, MlirValue power, DType dtype) {
   const mlir::Type word = same_width(x.getType(), single ? b.getI32Type() : b.getI64Type());
   const int64_t mantissa = single ? 23 : 52, bias = single ? 127 : 1023;
   // The low bits of the sum are the power plus twice the bias.
-  MlirValue magic = number(x.getType(), (single ? 0x1.8p23 : 0x1.8p52) + 2 * static_cast<double>(bias));
+  MlirValue magic = b.number(x.getType(), (single ? 0x1.8p23 : 0x1.8p52) + 2 * static_cast<double>(bias));
   MlirValue sum = b.create<ll::BitcastOp>(word, MlirValue(b.create<ll::FAddOp>(power, magic)));
-  MlirValue half = b.create<ll::AShrOp>(sum, integer(word, 1)), shift = integer(word, mantissa);
+  MlirValue half = b.create<ll::AShrOp>(sum, b.integer(word, 1)), shift = b.integer(word, mantissa);
   const auto factor = [&](MlirValue exponent) -> MlirValue {
     return b.create<ll::BitcastOp>(x.getType(), MlirValue(b.create<ll::ShlOp>(exponent, shift)));
   };
-  return b.create<ll::FMulOp>(MlirValue(b.create<ll::FMulOp>(x, factor(half))), factor(sub(sum, half)));
+  return b.create<ll::FMulOp>(MlirValue(b.create<ll::FMulOp>(x, factor(half))), factor(b.sub(sum, half)));
 }
 
 // Uses vscalefps and vscalefpd; the latter takes 8 numbers at a time.
 MlirValue Ops::scale_vector(MlirValue x, MlirValue power, bool single) {
   constexpr int64_t kAsIsRounded = 4;  // the current rounding direction
   const auto call = [&](llvm::StringRef name, MlirValue part, MlirValue by, mlir::Type mask) -> MlirValue {
-    MlirValue arguments[] = {part, by, part, integer(mask, -1), integer(b.getI32Type(), kAsIsRounded)};
+    MlirValue arguments[] = {part, by, part, b.integer(mask, -1), b.i32(kAsIsRounded)};
     return b.create<ll::CallIntrinsicOp>(part.getType(), name, arguments).getResult(0);
   };
   if (single) return call("llvm.x86.avx512.mask.scalef.ps.512", x, power, b.getI16Type());
@@ -361,8 +315,8 @@ MlirValue Ops::convert(MlirValue x, DType from, DType to) {
   if (from == to) return x;
   const mlir::Type target = same_width(x.getType(), type(to));
   if (to == DType::kBool) {
-    if (ir::is_float(from)) return b.create<ll::FCmpOp>(Float::une, x, number(x.getType(), 0));
-    return compare(Int::ne, x, integer(x.getType(), 0));
+    if (ir::is_float(from)) return b.create<ll::FCmpOp>(Float::une, x, b.number(x.getType(), 0));
+    return b.compare(Int::ne, x, b.integer(x.getType(), 0));
   }
   if (ir::is_float(from)) {
     if (!ir::is_float(to)) return to_integer(x, to);
@@ -375,7 +329,7 @@ MlirValue Ops::convert(MlirValue x, DType from, DType to) {
     x = b.create<ll::ZExtOp>(same_width(x.getType(), b.getI32Type()), x);
     return b.create<ll::SIToFPOp>(target, x);
   }
-  const unsigned width = element_of(target).getIntOrFloatBitWidth();
+  const unsigned width = mlir::getElementTypeOrSelf(target).getIntOrFloatBitWidth();
   if (width == width_of(x)) return x;
   if (width < width_of(x)) return b.create<ll::TruncOp>(target, x);
   if (is_signed(from)) return b.create<ll::SExtOp>(target, x);
@@ -392,12 +346,12 @@ MlirValue Ops::from_memory(MlirValue x, DType memory) {
   const mlir::Type f32 = same_width(x.getType(), b.getF32Type());
   switch (memory) {
     case DType::kBool:
-      return compare(Int::ne, x, integer(x.getType(), 0));
+      return b.compare(Int::ne, x, b.integer(x.getType(), 0));
     case DType::kFloat16:
       return b.create<ll::FPExtOp>(f32, b.create<ll::BitcastOp>(same_width(x.getType(), b.getF16Type()), x));
     case DType::kBFloat16: {
       MlirValue wide = b.create<ll::ZExtOp>(same_width(x.getType(), b.getI32Type()), x);
-      return b.create<ll::BitcastOp>(f32, b.create<ll::ShlOp>(wide, integer(wide.getType(), 16)));
+      return b.create<ll::BitcastOp>(f32, b.create<ll::ShlOp>(wide, b.integer(wide.getType(), 16)));
     }
     default:
       return x;
@@ -421,11 +375,11 @@ MlirValue Ops::to_memory(MlirValue x, DType memory) {
 // Rounds to nearest even, with integer operations: the machine's instruction treats denormals as zero.
 MlirValue Ops::round_to_bfloat16(MlirValue x) {
   const mlir::Type i32 = same_width(x.getType(), b.getI32Type());
-  MlirValue word = b.create<ll::BitcastOp>(i32, x), sixteen = integer(i32, 16);
-  MlirValue odd = bit_and(b.create<ll::LShrOp>(word, sixteen), integer(i32, 1));
-  MlirValue rounded = add(add(word, integer(i32, 0x7FFF)), odd);
+  MlirValue word = b.create<ll::BitcastOp>(i32, x), sixteen = b.integer(i32, 16);
+  MlirValue odd = b.bit_and(b.create<ll::LShrOp>(word, sixteen), b.integer(i32, 1));
+  MlirValue rounded = b.add(b.add(word, b.integer(i32, 0x7FFF)), odd);
   rounded = b.create<ll::LShrOp>(rounded, sixteen);
-  rounded = select(is_nan(x), integer(i32, 0x7FC0), rounded);
+  rounded = b.select(is_nan(x), b.integer(i32, 0x7FC0), rounded);
   return b.create<ll::TruncOp>(same_width(x.getType(), b.getI16Type()), rounded);
 }
 
@@ -434,31 +388,31 @@ MlirValue Ops::round_to_bfloat16(MlirValue x) {
 // any bits. The machine's multiplication of lower halves absorbs the masks.
 std::array<MlirValue, 4> Ops::philox(MlirValue seed, MlirValue offset, MlirValue block) {
   const mlir::Type type = block.getType();
-  MlirValue low = integer(type, 0xFFFFFFFF), half = integer(type, 32);
-  const auto lower = [&](MlirValue x) { return bit_and(x, low); };
+  MlirValue low = b.integer(type, 0xFFFFFFFF), half = b.integer(type, 32);
+  const auto lower = [&](MlirValue x) { return b.bit_and(x, low); };
   const auto upper = [&](MlirValue x) -> MlirValue { return b.create<ll::LShrOp>(x, half); };
   MlirValue c0 = block, c1 = upper(block), c2 = offset, c3 = upper(offset);
   MlirValue k0 = seed, k1 = upper(seed);
-  MlirValue m0 = integer(type, 0xD2511F53), m1 = integer(type, 0xCD9E8D57);
+  MlirValue m0 = b.integer(type, 0xD2511F53), m1 = b.integer(type, 0xCD9E8D57);
   for (int round = 0; round < 10; ++round) {
-    MlirValue x = mul(m0, lower(c0)), y = mul(m1, lower(c2));
-    c0 = bit_xor(bit_xor(upper(y), c1), k0);
+    MlirValue x = b.mul(m0, lower(c0)), y = b.mul(m1, lower(c2));
+    c0 = b.bit_xor(b.bit_xor(upper(y), c1), k0);
     c1 = y;
-    c2 = bit_xor(bit_xor(upper(x), c3), k1);
+    c2 = b.bit_xor(b.bit_xor(upper(x), c3), k1);
     c3 = x;
-    k0 = add(k0, integer(type, 0x9E3779B9));
-    k1 = add(k1, integer(type, 0xBB67AE85));
+    k0 = b.add(k0, b.integer(type, 0x9E3779B9));
+    k1 = b.add(k1, b.integer(type, 0xBB67AE85));
   }
   return {c0, c1, c2, c3};
 }
 
 MlirValue Ops::random(MlirValue seed, MlirValue offset, MlirValue number) {
   const mlir::Type type = number.getType();
-  const auto [c0, c1, c2, c3] = philox(seed, offset, b.create<ll::LShrOp>(number, integer(type, 2)));
-  MlirValue zero = integer(type, 0);
-  MlirValue second = compare(Int::ne, bit_and(number, integer(type, 1)), zero);
-  MlirValue last = compare(Int::ne, bit_and(number, integer(type, 2)), zero);
-  MlirValue word = select(last, select(second, c3, c2), select(second, c1, c0));
+  const auto [c0, c1, c2, c3] = philox(seed, offset, b.create<ll::LShrOp>(number, b.integer(type, 2)));
+  MlirValue zero = b.integer(type, 0);
+  MlirValue second = b.compare(Int::ne, b.bit_and(number, b.integer(type, 1)), zero);
+  MlirValue last = b.compare(Int::ne, b.bit_and(number, b.integer(type, 2)), zero);
+  MlirValue word = b.select(last, b.select(second, c3, c2), b.select(second, c1, c0));
   return b.create<ll::TruncOp>(same_width(type, b.getI32Type()), word);
 }
 
@@ -475,9 +429,9 @@ MlirValue Ops::random_blocks(MlirValue seed, MlirValue offset, MlirValue first) 
     return places;
   };
   const auto half = [&](MlirValue x) { return lanes(x, x, low(kBlocks)); };
-  const auto wide = [&](MlirValue scalar) { return half(splat(scalar)); };
-  MlirValue block = b.create<ll::LShrOp>(first, i64(2));
-  MlirValue blocks = add(wide(block), half(ramp(b.getI64Type(), 0)));
+  const auto wide = [&](MlirValue scalar) { return half(b.splat(scalar)); };
+  MlirValue block = b.create<ll::LShrOp>(first, b.i64(2));
+  MlirValue blocks = b.add(wide(block), half(b.ramp(b.getI64Type(), 0)));
   const std::array<MlirValue, 4> words = philox(wide(seed), wide(offset), blocks);
   const auto narrow = [&](MlirValue x) -> MlirValue {
     return b.create<ll::TruncOp>(vector_of(b.getI32Type(), kBlocks), x);
@@ -501,9 +455,9 @@ MlirValue Ops::window(MlirValue words, MlirValue first) {
     for (int32_t lane = 0; lane < kLanes; ++lane) places.push_back(begin + lane);
     found[static_cast<size_t>(begin)] = lanes(words, words, places);
   }
-  const auto has = [&](int64_t bit) { return compare(Int::ne, bit_and(first, i64(bit)), i64(0)); };
+  const auto has = [&](int64_t bit) { return b.compare(Int::ne, b.bit_and(first, b.i64(bit)), b.i64(0)); };
   MlirValue odd = has(1);
-  return select(has(2), select(odd, found[3], found[2]), select(odd, found[1], found[0]));
+  return b.select(has(2), b.select(odd, found[3], found[2]), b.select(odd, found[1], found[0]));
 }
 
 MlirValue Ops::random_vector(MlirValue seed, MlirValue offset, MlirValue first) {
@@ -512,7 +466,7 @@ MlirValue Ops::random_vector(MlirValue seed, MlirValue offset, MlirValue first) 
 
 std::pair<MlirValue, MlirValue> Ops::random_vectors(MlirValue seed, MlirValue offset, MlirValue first) {
   const mlir::Type type = vector_of(b.getI32Type());
-  MlirValue begins_block = compare(Int::eq, bit_and(first, i64(3)), i64(0));
+  MlirValue begins_block = b.compare(Int::eq, b.bit_and(first, b.i64(3)), b.i64(0));
   const auto together = [&] {
     MlirValue words = random_blocks(seed, offset, first);
     llvm::SmallVector<int32_t, kLanes> low, high;
@@ -521,18 +475,13 @@ std::pair<MlirValue, MlirValue> Ops::random_vectors(MlirValue seed, MlirValue of
     return MlirValues{lanes(words, words, low), lanes(words, words, high)};
   };
   const auto apart = [&] {
-    return MlirValues{random_vector(seed, offset, first), random_vector(seed, offset, add(first, i64(kLanes)))};
+    return MlirValues{random_vector(seed, offset, first), random_vector(seed, offset, b.add(first, b.i64(kLanes)))};
   };
-  const MlirValues both = branch(begins_block, together, apart, {type, type}, false);
+  const MlirValues both = b.branch(begins_block, together, apart, {type, type}, false);
   return {both[0], both[1]};
 }
 
 // -- Memory -----------------------------------------------------------------------------------------------------------
-
-MlirValue Ops::at(MlirValue pointer, mlir::Type element, MlirValue index) {
-  const mlir::Type type = same_width(index.getType(), pointer.getType());
-  return b.create<ll::GEPOp>(type, element, pointer, mlir::ValueRange(index));
-}
 
 MlirValue Ops::load(mlir::Type type, MlirValue pointer, DType memory) {
   return b.create<ll::LoadOp>(type, pointer, ir::item_size(memory));
@@ -540,60 +489,6 @@ MlirValue Ops::load(mlir::Type type, MlirValue pointer, DType memory) {
 
 void Ops::store(MlirValue value, MlirValue pointer, DType memory) {
   b.create<ll::StoreOp>(value, pointer, ir::item_size(memory));
-}
-
-// -- Control flow -----------------------------------------------------------------------------------------------------
-
-mlir::Block* Ops::new_block(mlir::TypeRange types) {
-  mlir::OpBuilder::InsertionGuard guard(b);
-  mlir::Region* region = b.getInsertionBlock()->getParent();
-  return b.createBlock(region, region->end(), types, llvm::SmallVector<mlir::Location, 4>(types.size(), b.getLoc()));
-}
-
-// The condition is tested at the end of the loop, as in optimized code.
-MlirValues Ops::loop(MlirValue begin, MlirValue end, int64_t step, mlir::ValueRange carried, Body body) {
-  llvm::SmallVector<mlir::Type, 4> types(carried.getTypes());
-  mlir::Block* exit = new_block(types);
-  types.insert(types.begin(), b.getI64Type());
-  mlir::Block* inside = new_block(types);
-  MlirValues first(carried);
-  first.insert(first.begin(), begin);
-  b.create<ll::CondBrOp>(compare(Int::slt, begin, end), inside, first, exit, carried);
-
-  b.setInsertionPointToStart(inside);
-  MlirValue index = inside->getArgument(0);
-  MlirValues next = body(index, inside->getArguments().drop_front());
-  MlirValue following = add(index, i64(step));
-  MlirValues again = next;
-  again.insert(again.begin(), following);
-  b.create<ll::CondBrOp>(compare(Int::slt, following, end), inside, again, exit, next);
-  b.setInsertionPointToStart(exit);
-  return MlirValues(exit->getArguments());
-}
-
-MlirValues Ops::branch(MlirValue condition, Arm yes, Arm no, mlir::TypeRange types, bool rare) {
-  mlir::Block* after = new_block(types);
-  mlir::Block* then = new_block({});
-  mlir::Block* otherwise = new_block({});
-  std::optional<std::pair<uint32_t, uint32_t>> weights;
-  if (rare) weights = {1, 10000};
-  b.create<ll::CondBrOp>(condition, then, mlir::ValueRange(), otherwise, mlir::ValueRange(), weights);
-  b.setInsertionPointToStart(then);
-  b.create<ll::BrOp>(yes(), after);
-  b.setInsertionPointToStart(otherwise);
-  b.create<ll::BrOp>(no(), after);
-  b.setInsertionPointToStart(after);
-  return MlirValues(after->getArguments());
-}
-
-void Ops::if_then(MlirValue condition, bool rare, llvm::function_ref<void()> yes) {
-  branch(
-      condition,
-      [&] {
-        yes();
-        return MlirValues();
-      },
-      [] { return MlirValues(); }, {}, rare);
 }
 
 }  // namespace torch_remote::codegen::cpu

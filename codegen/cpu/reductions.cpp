@@ -7,7 +7,6 @@ namespace torch_remote::codegen::cpu {
 using ir::DType;
 using ir::ScalarOp;
 namespace ll = mlir::LLVM;
-using Int = ll::ICmpPredicate;
 
 bool Reductions::is_ordered(const Value& reduce) {
   const bool adds = reduce.reduction == Reduction::kSum || reduce.reduction == Reduction::kProduct;
@@ -18,21 +17,21 @@ MlirValue Reductions::neutral(Reduction reduction, DType dtype, mlir::Type type)
   const bool of_floats = ir::is_float(dtype);
   if (reduction == Reduction::kSum || reduction == Reduction::kProduct) {
     const int64_t value = reduction == Reduction::kProduct;
-    return of_floats ? ops_.number(type, static_cast<double>(value)) : ops_.integer(type, value);
+    return of_floats ? b_.number(type, static_cast<double>(value)) : b_.integer(type, value);
   }
   const bool largest = reduction == Reduction::kMin || reduction == Reduction::kArgMin;
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  if (of_floats) return ops_.number(type, largest ? kInfinity : -kInfinity);
-  if (!is_signed(dtype)) return ops_.integer(type, largest ? -1 : 0);
+  if (of_floats) return b_.number(type, largest ? kInfinity : -kInfinity);
+  if (!is_signed(dtype)) return b_.integer(type, largest ? -1 : 0);
   const int64_t lowest = int64_t{-1} << (8 * ir::item_size(dtype) - 1);
-  return ops_.integer(type, largest ? ~lowest : lowest);
+  return b_.integer(type, largest ? ~lowest : lowest);
 }
 
 // For argmax, a lane starts with the place of its own first element, which is before all its other places. This element
 // then replaces the initial value, or equals it and has this place already.
 MlirValues Reductions::begin(const Value& reduce, DType dtype, int64_t half) {
-  MlirValues result{neutral(reduce.reduction, dtype, Ops::vector_of(ops_.type(dtype)))};
-  if (is_arg(reduce)) result.push_back(ops_.ramp(ops_.b.getI64Type(), half * kLanes));
+  MlirValues result{neutral(reduce.reduction, dtype, vector_of(ops_.type(dtype)))};
+  if (is_arg(reduce)) result.push_back(b_.ramp(b_.getI64Type(), half * kLanes));
   return result;
 }
 
@@ -41,13 +40,13 @@ MlirValue Reductions::better(const Value& reduce, DType dtype, MlirValue x, Mlir
   MlirValue result = most ? ops_.less(dtype, than, x) : ops_.less(dtype, x, than);
   if (!ir::is_float(dtype)) return result;
   // NaN is better than any number.
-  MlirValue number = ops_.b.create<ll::FCmpOp>(ll::FCmpPredicate::ord, than, than);
-  return ops_.bit_or(result, ops_.bit_and(ops_.is_nan(x), number));
+  MlirValue number = b_.create<ll::FCmpOp>(ll::FCmpPredicate::ord, than, than);
+  return b_.bit_or(result, b_.bit_and(ops_.is_nan(x), number));
 }
 
 MlirValues Reductions::choose(MlirValue condition, mlir::ValueRange x, mlir::ValueRange y) {
   MlirValues result;
-  for (size_t i = 0; i < x.size(); ++i) result.push_back(ops_.select(condition, x[i], y[i]));
+  for (size_t i = 0; i < x.size(); ++i) result.push_back(b_.select(condition, x[i], y[i]));
   return result;
 }
 
@@ -55,7 +54,7 @@ MlirValues Reductions::accumulate(const Value& reduce, DType dtype, mlir::ValueR
                                   MlirValue place, MlirValue mask) {
   if (is_arg(reduce)) {
     MlirValue replace = better(reduce, dtype, x, before[0]);
-    return choose(mask ? ops_.bit_and(replace, mask) : replace, MlirValues{x, place}, before);
+    return choose(mask ? b_.bit_and(replace, mask) : replace, MlirValues{x, place}, before);
   }
   MlirValues after = combine(reduce, dtype, before, x);
   return mask ? choose(mask, after, before) : after;
@@ -77,9 +76,9 @@ MlirValues Reductions::combine(const Value& reduce, DType dtype, mlir::ValueRang
       break;
   }
   MlirValue same = ops_.equal(x[0], y[0]);
-  if (ir::is_float(dtype)) same = ops_.bit_or(same, ops_.bit_and(ops_.is_nan(x[0]), ops_.is_nan(y[0])));
-  MlirValue earlier = ops_.compare(Int::slt, y[1], x[1]);
-  return choose(ops_.bit_or(better(reduce, dtype, y[0], x[0]), ops_.bit_and(same, earlier)), y, x);
+  if (ir::is_float(dtype)) same = b_.bit_or(same, b_.bit_and(ops_.is_nan(x[0]), ops_.is_nan(y[0])));
+  MlirValue earlier = b_.less_than(y[1], x[1]);
+  return choose(b_.bit_or(better(reduce, dtype, y[0], x[0]), b_.bit_and(same, earlier)), y, x);
 }
 
 MlirValues Reductions::halved(const Value& reduce, DType dtype, const MlirValues& lanes) {
@@ -88,15 +87,15 @@ MlirValues Reductions::halved(const Value& reduce, DType dtype, const MlirValues
   llvm::SmallVector<int32_t, kLanes> first, second;
   for (int32_t lane = 0; lane < half; ++lane) first.push_back(lane), second.push_back(half + lane);
   for (MlirValue part : lanes) {
-    lower.push_back(ops_.b.create<ll::ShuffleVectorOp>(part, part, first));
-    upper.push_back(ops_.b.create<ll::ShuffleVectorOp>(part, part, second));
+    lower.push_back(b_.create<ll::ShuffleVectorOp>(part, part, first));
+    upper.push_back(b_.create<ll::ShuffleVectorOp>(part, part, second));
   }
   return combine(reduce, dtype, lower, upper);
 }
 
 MlirValue Reductions::fold(const Value& reduce, DType dtype, MlirValues lanes) {
   while (llvm::cast<mlir::VectorType>(lanes[0].getType()).getNumElements() > 1) lanes = halved(reduce, dtype, lanes);
-  return ops_.b.create<ll::ExtractElementOp>(lanes.back(), ops_.integer(ops_.b.getI32Type(), 0));
+  return b_.create<ll::ExtractElementOp>(lanes.back(), b_.i32(0));
 }
 
 MlirValue Reductions::end(const Value& reduce, DType dtype, mlir::ValueRange low, mlir::ValueRange high) {

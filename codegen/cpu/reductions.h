@@ -7,7 +7,7 @@ namespace torch_remote::codegen::cpu {
 
 class Reductions {
  public:
-  explicit Reductions(Ops& ops) : ops_(ops) {}
+  explicit Reductions(Ops& ops) : ops_(ops), b_(ops.b) {}
 
   // The number of values in a partial result: for argmax and argmin, a value and its place.
   static size_t parts(const Value& reduce) { return is_arg(reduce) ? 2 : 1; }
@@ -37,6 +37,7 @@ class Reductions {
   MlirValues choose(MlirValue condition, mlir::ValueRange x, mlir::ValueRange y);
 
   Ops& ops_;
+  LlvmBuilder& b_;
 };
 
 }  // namespace torch_remote::codegen::cpu

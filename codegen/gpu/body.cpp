@@ -20,12 +20,13 @@ constexpr int64_t kLinesAtOnce = 4;
 // The common part of all functions.
 class Body {
  public:
-  Body(mlir::ImplicitLocOpBuilder& builder, const Plans& plans, const cpu::Plan& plan, const Recipe& recipe,
-       uint32_t lanes, uint32_t slots, mlir::Block* entry, SharedMemory* shared)
-      : m_(builder),
-        memory_(m_, plans.kernel, recipe, lanes, entry),
-        values_(m_, memory_, plans.kernel, plan, lanes, slots),
-        reducer_(m_, plans.kernel, shared),
+  Body(LlvmBuilder& builder, const Plans& plans, const cpu::Plan& plan, const Recipe& recipe, uint32_t lanes,
+       uint32_t slots, mlir::Block* entry, SharedMemory* shared)
+      : b_(builder),
+        ops_(builder),
+        memory_(ops_, plans.kernel, recipe, lanes, entry),
+        values_(ops_, memory_, plans.kernel, plan, lanes, slots),
+        reducer_(ops_, plans.kernel, shared),
         kernel_(plans.kernel),
         schedule_(plans.schedule),
         plan_(plan),
@@ -33,14 +34,14 @@ class Body {
         lanes_(lanes) {}
 
  protected:
-  MlirValue i64(int64_t value) { return m_.i64(value); }
+  MlirValue i64(int64_t value) { return b_.i64(value); }
   DType type(uint32_t value) const { return kernel_.values[value].type; }
   bool two_columns() const { return kernel_.columns == 2; }
   uint32_t totals() const { return static_cast<uint32_t>(schedule_.totals.size()); }
   const Value& total(uint32_t t) const { return kernel_.values[schedule_.totals[t]]; }
   Scope total_scope(uint32_t t) const { return plan_.scopes[total(t).a]; }
   bool total_along(uint32_t t, uint32_t dim) const { return (recipe_.totals[t].dims >> dim & 1) != 0; }
-  MlirValue at_least_one(MlirValue x) { return m_.b.create<ll::SMaxOp>(x, i64(1)); }
+  MlirValue at_least_one(MlirValue x) { return b_.create<ll::SMaxOp>(x, i64(1)); }
   MlirValue chunk_rows() { return memory_.parameter(ParameterKind::kChunk); }
 
   void store_scalar(uint32_t s) {
@@ -60,16 +61,17 @@ class Body {
       row(number, MlirValue(), MlirValues());
       return;
     }
-    MlirValue begin = m_.mul(number, chunk_rows());
-    MlirValue end = m_.b.create<ll::SMinOp>(m_.add(begin, chunk_rows()), memory_.rows());
-    const MlirValues sums = m_.loop(begin, end, i64(1), first, [&](MlirValue index, mlir::ValueRange carried) {
-      return row(index, m_.equal(index, begin), MlirValues(carried));
+    MlirValue begin = b_.mul(number, chunk_rows());
+    MlirValue end = b_.create<ll::SMinOp>(b_.add(begin, chunk_rows()), memory_.rows());
+    const MlirValues sums = b_.loop(begin, end, i64(1), first, [&](MlirValue index, mlir::ValueRange carried) {
+      return row(index, ops_.equal(index, begin), MlirValues(carried));
     });
-    write(m_.add(number, memory_.parameter(ParameterKind::kFirstChunk)), sums);
+    write(b_.add(number, memory_.parameter(ParameterKind::kFirstChunk)), sums);
   }
-  MlirValue items() { return totals() == 0 ? memory_.rows() : m_.divide_up(memory_.rows(), chunk_rows()); }
+  MlirValue items() { return totals() == 0 ? memory_.rows() : b_.divide_up(memory_.rows(), chunk_rows()); }
 
-  GpuOps m_;
+  LlvmBuilder& b_;
+  GpuOps ops_;
   Memory memory_;
   Values values_;
   RowReducer reducer_;
@@ -85,19 +87,18 @@ class Body {
 // A thread computes some adjacent columns of a row, or of all rows of a chunk.
 class PointsBody : Body {
  public:
-  PointsBody(mlir::ImplicitLocOpBuilder& builder, const Plans& plans, const Recipe& recipe, mlir::Block* entry,
-             SharedMemory* shared)
+  PointsBody(LlvmBuilder& builder, const Plans& plans, const Recipe& recipe, mlir::Block* entry, SharedMemory* shared)
       : Body(builder, plans, plans.main, recipe, recipe.vector, 1, entry, shared) {}
 
   void run() {
     memory_.enter_row({});
     values_.define(plan_.before);
-    vectors_ = at_least_one(m_.divide_up(memory_.columns(), i64(lanes_)));
+    vectors_ = at_least_one(b_.divide_up(memory_.columns(), i64(lanes_)));
     if (two_columns()) lines_ = at_least_one(memory_.size(kernel_.rows));
-    MlirValue count = m_.mul(items(), vectors_);
-    if (lines_) count = m_.mul(count, lines_);
-    MlirValue thread = m_.add(m_.mul(m_.block(), m_.threads_x()), m_.thread_x());
-    m_.loop(thread, count, m_.mul(m_.blocks(), m_.threads_x()), {}, [&](MlirValue index, mlir::ValueRange) {
+    MlirValue count = b_.mul(items(), vectors_);
+    if (lines_) count = b_.mul(count, lines_);
+    MlirValue thread = b_.add(b_.mul(ops_.block(), ops_.threads_x()), ops_.thread_x());
+    b_.loop(thread, count, b_.mul(ops_.blocks(), ops_.threads_x()), {}, [&](MlirValue index, mlir::ValueRange) {
       point(index);
       return MlirValues();
     });
@@ -107,18 +108,18 @@ class PointsBody : Body {
   void point(MlirValue index) {
     MlirValue number = index, vector = index, outer;
     if (kernel_.rows != 0 || lines_) {
-      number = m_.divide(index, vectors_);
-      vector = m_.sub(index, m_.mul(number, vectors_));
+      number = b_.divide(index, vectors_);
+      vector = b_.sub(index, b_.mul(number, vectors_));
     }
-    MlirValue first = m_.is_zero(vector);
+    MlirValue first = b_.is_zero(vector);
     if (lines_) {
       MlirValue line = number;
-      number = m_.divide(line, lines_);
-      outer = m_.sub(line, m_.mul(number, lines_));
-      first = m_.bit_and(first, m_.is_zero(outer));
+      number = b_.divide(line, lines_);
+      outer = b_.sub(line, b_.mul(number, lines_));
+      first = b_.bit_and(first, b_.is_zero(outer));
     }
     if (kernel_.rows == 0) number = i64(0);
-    const EmitPosition at = memory_.position(outer, m_.mul(vector, i64(lanes_)));
+    const EmitPosition at = memory_.position(outer, b_.mul(vector, i64(lanes_)));
     MlirValues begin;
     for (uint32_t t = 0; t < totals(); ++t) begin.append(width(t), reducer_.neutral(total(t)));
     item(
@@ -134,7 +135,7 @@ class PointsBody : Body {
     values_.clear_lanes();
     values_.define(plan_.values[0]);
     if (!plan_.loops.empty()) {
-      sums = m_.if_then_else(memory_.valid(at, 0), sums, [&] { return line(plan_.loops[0], at, sums); });
+      sums = b_.if_then_else(memory_.valid(at, 0), sums, [&] { return line(plan_.loops[0], at, sums); });
       values_.define(plan_.values[1]);
     }
     size_t next = 0;
@@ -143,7 +144,7 @@ class PointsBody : Body {
       sums[next] = reducer_.combine(total(t), sums[next], values_.scalar(total(t).a));
     }
     if (!plan_.stores.empty()) {
-      m_.if_then(first, false, [&] {
+      b_.if_then(first, false, [&] {
         for (const uint32_t s : plan_.stores) store_scalar(s);
       });
     }
@@ -170,25 +171,25 @@ class PointsBody : Body {
     size_t next = 0;
     for (uint32_t t = 0; t < totals(); next += width(t++)) {
       MlirValue mine;
-      const auto require = [&](MlirValue condition) { mine = mine ? m_.bit_and(mine, condition) : condition; };
+      const auto require = [&](MlirValue condition) { mine = mine ? b_.bit_and(mine, condition) : condition; };
       if (total_scope(t) >= Scope::kOuter) require(memory_.valid(at, 0));
-      if (kernel_.columns > 0 && !total_along(t, kernel_.dims() - 1)) require(m_.is_zero(at.column));
-      if (two_columns() && !total_along(t, kernel_.rows)) require(m_.is_zero(at.outer));
+      if (kernel_.columns > 0 && !total_along(t, kernel_.dims() - 1)) require(b_.is_zero(at.column));
+      if (two_columns() && !total_along(t, kernel_.rows)) require(b_.is_zero(at.outer));
       const auto put = [&] {
         MlirValue line = memory_.line(t, chunk), place = memory_.line_place(t, at);
         for (uint32_t lane = 0; lane < width(t); ++lane) {
           const auto one = [&] {
-            memory_.store_place(sums[next + lane], line, m_.add(place, i64(lane)), total(t).type);
+            memory_.store_place(sums[next + lane], line, b_.add(place, i64(lane)), total(t).type);
           };
           if (lane == 0) {
             one();
           } else {
-            m_.if_then(memory_.valid(at, lane), false, one);
+            b_.if_then(memory_.valid(at, lane), false, one);
           }
         }
       };
       if (mine) {
-        m_.if_then(mine, false, put);
+        b_.if_then(mine, false, put);
       } else {
         put();
       }
@@ -203,7 +204,7 @@ class PointsBody : Body {
 // A team of threads computes a row, or the rows of a chunk one after the other.
 class RowsBody : Body {
  public:
-  RowsBody(mlir::ImplicitLocOpBuilder& builder, const Plans& plans, const Recipe& recipe, bool held, mlir::Block* entry,
+  RowsBody(LlvmBuilder& builder, const Plans& plans, const Recipe& recipe, bool held, mlir::Block* entry,
            SharedMemory* shared)
       : Body(builder, plans, plans.main, recipe, recipe.vector, held ? recipe.slots : 1, entry, shared), held_(held) {
     for (const LoopPlan& loop : plan_.loops) exchanges_ += loop.reduces.empty() ? 0 : 1;
@@ -212,11 +213,11 @@ class RowsBody : Body {
   void run() {
     memory_.enter_row({});
     values_.define(plan_.before);
-    thread_ = m_.thread_x();
-    first_column_ = m_.mul(thread_, i64(lanes_));
-    step_ = m_.mul(m_.threads_x(), i64(lanes_));
-    MlirValue team = m_.add(m_.mul(m_.block(), m_.threads_y()), m_.thread_y());
-    m_.loop(team, items(), m_.mul(m_.blocks(), m_.threads_y()), {}, [&](MlirValue number, mlir::ValueRange) {
+    thread_ = ops_.thread_x();
+    first_column_ = b_.mul(thread_, i64(lanes_));
+    step_ = b_.mul(ops_.threads_x(), i64(lanes_));
+    MlirValue team = b_.add(b_.mul(ops_.block(), ops_.threads_y()), ops_.thread_y());
+    b_.loop(team, items(), b_.mul(ops_.blocks(), ops_.threads_y()), {}, [&](MlirValue number, mlir::ValueRange) {
       MlirValues begin;
       for (uint32_t t = 0; t < totals(); ++t) begin.append(width(t), reducer_.neutral(total(t)));
       item(
@@ -232,7 +233,7 @@ class RowsBody : Body {
   void find_spots() {
     spots_.clear();
     for (uint32_t slot = 0; held_ && slot < recipe_.slots; ++slot) {
-      spots_.push_back(memory_.position({}, m_.add(first_column_, m_.mul(step_, i64(slot)))));
+      spots_.push_back(memory_.position({}, b_.add(first_column_, b_.mul(step_, i64(slot)))));
     }
   }
 
@@ -246,8 +247,8 @@ class RowsBody : Body {
     memory_.enter_row(number);
     values_.clear_lanes();
     if (first && !held_) {
-      MlirValue chunk = m_.divide(number, chunk_rows());
-      chunk_ = m_.add(chunk, memory_.parameter(ParameterKind::kFirstChunk));
+      MlirValue chunk = b_.divide(number, chunk_rows());
+      chunk_ = b_.add(chunk, memory_.parameter(ParameterKind::kFirstChunk));
     }
     first_ = first;
     find_spots();
@@ -270,7 +271,7 @@ class RowsBody : Body {
     }
     if (!plan_.stores.empty()) {
       reducer_.barrier();  // all threads have loaded the old contents
-      m_.if_then(m_.is_zero(thread_), false, [&] {
+      b_.if_then(b_.is_zero(thread_), false, [&] {
         for (const uint32_t s : plan_.stores) store_scalar(s);
       });
     }
@@ -290,8 +291,8 @@ class RowsBody : Body {
       partials = before;
       for (Partial& partial : partials) {
         for (uint32_t lane = 0; lane < lanes_; ++lane) {
-          MlirValue place = m_.add(at.column, i64(lane));
-          if (at.outer) place = m_.add(place, m_.mul(at.outer, memory_.size(kernel_.dims() - 1)));
+          MlirValue place = b_.add(at.column, i64(lane));
+          if (at.outer) place = b_.add(place, b_.mul(at.outer, memory_.size(kernel_.dims() - 1)));
           MlirValue valid = masked ? memory_.valid(at, lane) : MlirValue();
           reducer_.accumulate(partial, lane, values_.lane(partial.reduce->a, slot, lane), place, valid);
         }
@@ -301,7 +302,7 @@ class RowsBody : Body {
     const MlirValues old = flat(before);
     const llvm::SmallVector<mlir::Type> types(mlir::ValueRange(old).getTypes());
     const MlirValues results =
-        m_.branch(memory_.full(at), [&] { return after(false); }, [&] { return after(true); }, types, false);
+        b_.branch(memory_.full(at), [&] { return after(false); }, [&] { return after(true); }, types, false);
     set(partials, results);
   }
 
@@ -356,7 +357,7 @@ class RowsBody : Body {
     MlirValues results = flat(begin(loop));
     if (two_columns()) {
       MlirValue lines = memory_.size(kernel_.rows);
-      results = m_.loop(i64(0), lines, i64(1), results, [&](MlirValue outer, mlir::ValueRange carried) {
+      results = b_.loop(i64(0), lines, i64(1), results, [&](MlirValue outer, mlir::ValueRange carried) {
         memory_.enter_outer(outer);
         values_.define(loop.outers, outer);
         add_outer_totals(loop, outer);
@@ -374,7 +375,7 @@ class RowsBody : Body {
 
   MlirValues line(const LoopPlan& loop, MlirValue outer, const MlirValues& before) {
     if (loop.vectors.empty() && loop.reduces.empty() && loop.stores.empty()) return before;
-    return m_.loop(first_column_, memory_.columns(), step_, before, [&](MlirValue column, mlir::ValueRange carried) {
+    return b_.loop(first_column_, memory_.columns(), step_, before, [&](MlirValue column, mlir::ValueRange carried) {
       const EmitPosition at = memory_.position(outer, column);
       values_.clear_lanes();
       values_.define_lanes(loop.vectors, {&at, 1});
@@ -391,7 +392,7 @@ class RowsBody : Body {
   void add_outer_totals(const LoopPlan& loop, MlirValue outer) {
     for (const uint32_t t : loop.totals) {
       if (total_scope(t) != Scope::kOuter) continue;
-      m_.if_then(m_.is_zero(thread_), false, [&] {
+      b_.if_then(b_.is_zero(thread_), false, [&] {
         const EmitPosition at{outer, {}, {}};
         add_one(t, memory_.line(t, chunk_), memory_.line_place(t, at), values_.scalar(total(t).a));
       });
@@ -402,15 +403,15 @@ class RowsBody : Body {
     MlirValue line = memory_.line(t, chunk_), place = memory_.line_place(t, at);
     for (uint32_t lane = 0; lane < lanes_; ++lane) {
       MlirValue mine = memory_.valid(at, lane);
-      if (at.outer && !total_along(t, kernel_.rows)) mine = m_.bit_and(mine, m_.is_zero(at.outer));
-      m_.if_then(mine, false, [&] { add_one(t, line, m_.add(place, i64(lane)), values_.lane(total(t).a, 0, lane)); });
+      if (at.outer && !total_along(t, kernel_.rows)) mine = b_.bit_and(mine, b_.is_zero(at.outer));
+      b_.if_then(mine, false, [&] { add_one(t, line, b_.add(place, i64(lane)), values_.lane(total(t).a, 0, lane)); });
     }
   }
 
   // In the chunk's first row, the line has no contents yet.
   void add_one(uint32_t t, MlirValue line, MlirValue place, MlirValue x) {
-    MlirValue later = m_.bit_xor(first_, m_.bool_constant(true));
-    MlirValue before = m_.if_then_else(later, MlirValues{reducer_.neutral(total(t))},
+    MlirValue later = b_.bit_xor(first_, b_.integer(b_.getI1Type(), 1));
+    MlirValue before = b_.if_then_else(later, MlirValues{reducer_.neutral(total(t))},
                                        [&] { return MlirValues{memory_.load_place(line, place, total(t).type)}; })[0];
     memory_.store_place(reducer_.combine(total(t), before, x), line, place, total(t).type);
   }
@@ -421,14 +422,14 @@ class RowsBody : Body {
     for (uint32_t t = 0; t < totals(); next += width(t++)) {
       MlirValue line = memory_.line(t, chunk);
       if (total_scope(t) < Scope::kOuter) {
-        m_.if_then(m_.is_zero(thread_), false, [&] { memory_.store_place(sums[next], line, i64(0), total(t).type); });
+        b_.if_then(b_.is_zero(thread_), false, [&] { memory_.store_place(sums[next], line, i64(0), total(t).type); });
         continue;
       }
       for (size_t i = 0; i < width(t); ++i) {
         const EmitPosition& at = spots_[i / lanes_];
         const auto lane = static_cast<uint32_t>(i % lanes_);
-        m_.if_then(memory_.valid(at, lane), false, [&] {
-          MlirValue place = m_.add(memory_.line_place(t, at), i64(lane));
+        b_.if_then(memory_.valid(at, lane), false, [&] {
+          MlirValue place = b_.add(memory_.line_place(t, at), i64(lane));
           memory_.store_place(sums[next + i], line, place, total(t).type);
         });
       }
@@ -447,13 +448,12 @@ class RowsBody : Body {
 // A block computes some columns. For each, several threads add up the chunks' lines, and one of them computes the rest.
 class FinishBody : Body {
  public:
-  FinishBody(mlir::ImplicitLocOpBuilder& builder, const Plans& plans, const Recipe& recipe, mlir::Block* entry,
-             SharedMemory* shared)
+  FinishBody(LlvmBuilder& builder, const Plans& plans, const Recipe& recipe, mlir::Block* entry, SharedMemory* shared)
       : Body(builder, plans, plans.finish, recipe, 1, 1, entry, shared) {}
 
   void run() {
     memory_.enter_row({});
-    MlirValue first = m_.is_zero(m_.thread_y());
+    MlirValue first = b_.is_zero(ops_.thread_y());
     for (uint32_t t = 0; t < totals(); ++t) {
       if (scope(t) < Scope::kOuter) values_.set(schedule_.totals[t], total_of_chunks(t, {}, {}));
     }
@@ -461,9 +461,9 @@ class FinishBody : Body {
     for (const auto& values : plan_.values) values_.define(values);
     if (!plan_.loops.empty()) columns(first);
     if (plan_.stores.empty()) return;
-    if (recipe_.finish_in_one_block) m_.barrier();  // all threads have loaded the old contents
-    first = m_.bit_and(first, m_.bit_and(m_.is_zero(m_.thread_x()), m_.is_zero(m_.block())));
-    m_.if_then(first, false, [&] {
+    if (recipe_.finish_in_one_block) ops_.barrier();  // all threads have loaded the old contents
+    first = b_.bit_and(first, b_.bit_and(b_.is_zero(ops_.thread_x()), b_.is_zero(ops_.block())));
+    b_.if_then(first, false, [&] {
       for (const uint32_t s : plan_.stores) store_scalar(s);
     });
   }
@@ -473,15 +473,15 @@ class FinishBody : Body {
 
   void columns(MlirValue first) {
     MlirValue width = memory_.columns(), count = width;
-    if (two_columns()) count = m_.mul(memory_.size(kernel_.rows), width);
-    MlirValue begin = m_.mul(m_.block(), m_.threads_x()), step = m_.mul(m_.blocks(), m_.threads_x());
-    m_.loop(begin, count, step, {}, [&](MlirValue start, mlir::ValueRange) {
-      MlirValue index = m_.add(start, m_.thread_x()), valid = m_.less_than(index, count), outer, column = index;
+    if (two_columns()) count = b_.mul(memory_.size(kernel_.rows), width);
+    MlirValue begin = b_.mul(ops_.block(), ops_.threads_x()), step = b_.mul(ops_.blocks(), ops_.threads_x());
+    b_.loop(begin, count, step, {}, [&](MlirValue start, mlir::ValueRange) {
+      MlirValue index = b_.add(start, ops_.thread_x()), valid = b_.less_than(index, count), outer, column = index;
       if (two_columns()) {
-        outer = m_.divide(index, width);
-        column = m_.sub(index, m_.mul(outer, width));
+        outer = b_.divide(index, width);
+        column = b_.sub(index, b_.mul(outer, width));
       }
-      const EmitPosition at{outer, column, m_.b.create<ll::ZExtOp>(m_.b.getI32Type(), valid)};
+      const EmitPosition at{outer, column, b_.create<ll::ZExtOp>(b_.getI32Type(), valid)};
       values_.clear_lanes();
       for (uint32_t t = 0; t < totals(); ++t) {
         if (scope(t) < Scope::kOuter) continue;
@@ -489,7 +489,7 @@ class FinishBody : Body {
         values_.set(schedule_.totals[t], sum);
         values_.set_lanes(schedule_.totals[t], 0, {sum});
       }
-      m_.if_then(m_.bit_and(valid, first), false, [&] {
+      b_.if_then(b_.bit_and(valid, first), false, [&] {
         const LoopPlan& loop = plan_.loops[0];
         if (outer) memory_.enter_outer(outer);
         values_.define(loop.outers, outer);
@@ -503,22 +503,22 @@ class FinishBody : Body {
   MlirValue total_of_chunks(uint32_t t, const EmitPosition& at, MlirValue valid) {
     const uint32_t folds = kFinishThreads / recipe_.finish_columns;
     MlirValue end = memory_.parameter(ParameterKind::kChunks), place = memory_.line_place(t, at);
-    if (valid) end = m_.select(valid, end, i64(0));
+    if (valid) end = b_.select(valid, end, i64(0));
     // Several lines are loaded at a time, so that the loads overlap.
-    MlirValue sum = reducer_.neutral(total(t)), next = m_.thread_y();
+    MlirValue sum = reducer_.neutral(total(t)), next = ops_.thread_y();
     for (const int64_t lines : {kLinesAtOnce, int64_t{1}}) {
-      MlirValue last = m_.sub(end, i64((lines - 1) * folds));
+      MlirValue last = b_.sub(end, i64((lines - 1) * folds));
       const MlirValues before{sum, next};
       const MlirValues after =
-          m_.loop(next, last, i64(lines * folds), before, [&](MlirValue chunk, mlir::ValueRange so_far) {
+          b_.loop(next, last, i64(lines * folds), before, [&](MlirValue chunk, mlir::ValueRange so_far) {
             MlirValues x;
             for (int64_t i = 0; i < lines; ++i) {
-              MlirValue line = memory_.line(t, m_.add(chunk, i64(i * folds)));
+              MlirValue line = memory_.line(t, b_.add(chunk, i64(i * folds)));
               x.push_back(memory_.load_place(line, place, total(t).type));
             }
             MlirValue all = so_far[0];
             for (MlirValue one : x) all = reducer_.combine(total(t), all, one);
-            return MlirValues{all, m_.add(chunk, i64(lines * folds))};
+            return MlirValues{all, b_.add(chunk, i64(lines * folds))};
           });
       sum = after[0];
       next = after[1];
@@ -529,8 +529,8 @@ class FinishBody : Body {
 
 }  // namespace
 
-void emit_body(mlir::ImplicitLocOpBuilder& builder, Function function, const Plans& plans, const Recipe& recipe,
-               mlir::Block* entry, SharedMemory* shared) {
+void emit_body(LlvmBuilder& builder, Function function, const Plans& plans, const Recipe& recipe, mlir::Block* entry,
+               SharedMemory* shared) {
   switch (function) {
     case Function::kPoints:
       return PointsBody(builder, plans, recipe, entry, shared).run();

@@ -45,7 +45,7 @@ mlir::Type type_of(const Kernel& kernel, const Parameter& parameter, mlir::OpBui
   }
 }
 
-void emit_function(mlir::ImplicitLocOpBuilder& builder, Function function, const Plans& plans, const Recipe& recipe) {
+void emit_function(LlvmBuilder& builder, Function function, const Plans& plans, const Recipe& recipe) {
   llvm::SmallVector<mlir::Type> arguments;
   for (const Parameter& parameter : recipe.parameters) arguments.push_back(type_of(plans.kernel, parameter, builder));
   const auto type = ll::LLVMFunctionType::get(ll::LLVMVoidType::get(builder.getContext()), arguments);
@@ -86,7 +86,7 @@ std::vector<Function> functions(const Recipe& recipe) {
 }
 
 mlir::OwningOpRef<mlir::ModuleOp> emit(const Plans& plans, const Recipe& recipe, mlir::MLIRContext& context) {
-  mlir::ImplicitLocOpBuilder builder(mlir::UnknownLoc::get(&context), &context);
+  LlvmBuilder builder(mlir::UnknownLoc::get(&context), &context);
   mlir::OwningOpRef<mlir::ModuleOp> module = builder.create<mlir::ModuleOp>();
   builder.setInsertionPointToEnd(module->getBody());
   for (const Function function : functions(recipe)) emit_function(builder, function, plans, recipe);

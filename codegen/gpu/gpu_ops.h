@@ -7,6 +7,7 @@
 // The operations of a GPU thread: scalar arithmetic, its position in the grid, and communication with other threads.
 namespace torch_remote::codegen::gpu {
 
+using cpu::LlvmBuilder;
 using cpu::MlirValue;
 using cpu::MlirValues;
 
@@ -14,7 +15,7 @@ constexpr unsigned kGlobalSpace = 1, kSharedSpace = 3;  // address spaces of NVP
 
 class GpuOps : public cpu::Ops {
  public:
-  explicit GpuOps(mlir::ImplicitLocOpBuilder& builder) : cpu::Ops(builder, cpu::Features{}) {}
+  explicit GpuOps(LlvmBuilder& builder) : cpu::Ops(builder, cpu::Features{}) {}
 
   // Index of this thread in its block, size of the block, index of the block, size of the grid; i64.
   MlirValue thread_x();
@@ -32,20 +33,9 @@ class GpuOps : public cpu::Ops {
   MlirValue shuffle_down(MlirValue x, uint32_t distance);  // lane + distance; this lane's own value if there is none
   MlirValue broadcast_first(MlirValue x);                  // lane 0
 
-  MlirValue i32(int64_t value) { return integer(b.getI32Type(), value); }
-  MlirValue bool_constant(bool value) { return integer(b.getI1Type(), value ? 1 : 0); }
-  MlirValue less_than(MlirValue x, MlirValue y) { return compare(mlir::LLVM::ICmpPredicate::slt, x, y); }
-  MlirValue is_zero(MlirValue x);
-  MlirValue divide(MlirValue x, MlirValue y);  // for numbers that are not negative
-  MlirValue divide_up(MlirValue x, MlirValue y);
-
   // These replace functions of Ops, using the GPU's instructions.
   MlirValue to_memory(MlirValue x, ir::DType memory);
   MlirValue random(MlirValue seed, MlirValue offset, MlirValue number);
-  // Loops over begin, begin + step, ... below `end`.
-  MlirValues loop(MlirValue begin, MlirValue end, MlirValue step, mlir::ValueRange carried, Body body);
-  // Returns the results of `yes` if the condition is true, else `otherwise`.
-  MlirValues if_then_else(MlirValue condition, mlir::ValueRange otherwise, llvm::function_ref<MlirValues()> yes);
 
  private:
   template <typename Register>

@@ -10,7 +10,7 @@ namespace ll = mlir::LLVM;
 using Int = ll::ICmpPredicate;
 
 Memory::Memory(GpuOps& ops, const Kernel& kernel, const Recipe& recipe, uint32_t lanes, mlir::Block* entry)
-    : ops_(ops), kernel_(kernel), recipe_(recipe), lanes_(lanes), entry_(entry) {
+    : ops_(ops), b_(ops.b), kernel_(kernel), recipe_(recipe), lanes_(lanes), entry_(entry) {
   for (uint32_t i = 0; i < recipe.parameters.size(); ++i) {
     const Parameter& parameter = recipe.parameters[i];
     parameters_[{parameter.kind, parameter.a, parameter.b}] = i;
@@ -32,28 +32,28 @@ MlirValue Memory::parameter(ParameterKind kind, uint32_t a, uint32_t b) {
 }
 
 MlirValue Memory::rows() {
-  MlirValue count = m().i64(1);
-  for (uint32_t d = 0; d < kernel_.rows; ++d) count = m().mul(count, size(d));
+  MlirValue count = b_.i64(1);
+  for (uint32_t d = 0; d < kernel_.rows; ++d) count = b_.mul(count, size(d));
   return count;
 }
 
 MlirValue Memory::columns() {
-  if (kernel_.columns == 0) return m().i64(1);
+  if (kernel_.columns == 0) return b_.i64(1);
   MlirValue last = size(kernel_.dims() - 1);
   if (kernel_.columns == 1) return last;
-  return m().select(m().is_zero(size(kernel_.rows)), m().i64(0), last);
+  return b_.select(b_.is_zero(size(kernel_.rows)), b_.i64(0), last);
 }
 
 // All threads take the same branch, once. Scalars that a function does not use are not read.
 void Memory::read_scalars() {
   MlirValue from = parameter(ParameterKind::kScalarsAddress);
   for (uint32_t s = 0; s < kernel_.scalars.size(); ++s) scalars_.push_back(parameter(ParameterKind::kScalar, s));
-  MlirValue elsewhere = m().compare(Int::ne, from, m().b.create<ll::ZeroOp>(from.getType()));
-  scalars_ = m().if_then_else(elsewhere, scalars_, [&] {
+  MlirValue elsewhere = b_.compare(Int::ne, from, b_.create<ll::ZeroOp>(from.getType()));
+  scalars_ = b_.if_then_else(elsewhere, scalars_, [&] {
     MlirValues read;
     for (MlirValue scalar : scalars_) {
-      MlirValue at = m().at(from, m().b.getI64Type(), m().i64(static_cast<int64_t>(read.size())));
-      read.push_back(m().b.create<ll::LoadOp>(scalar.getType(), at, 8));
+      MlirValue at = b_.at(from, b_.getI64Type(), b_.i64(static_cast<int64_t>(read.size())));
+      read.push_back(b_.create<ll::LoadOp>(scalar.getType(), at, 8));
     }
     return read;
   });
@@ -61,13 +61,13 @@ void Memory::read_scalars() {
 
 MlirValue Memory::scalar(uint32_t number) {
   MlirValue word = scalars_[number];
-  return kernel_.scalars[number] == DType::kBool ? m().convert(word, DType::kInt64, DType::kBool) : word;
+  return kernel_.scalars[number] == DType::kBool ? ops_.convert(word, DType::kInt64, DType::kBool) : word;
 }
 
 // -- Addresses --------------------------------------------------------------------------------------------------------
 
 MlirValue Memory::offset_pointer(uint32_t operand, MlirValue pointer, MlirValue elements) {
-  return m().at(pointer, m().memory_type(kernel_.operands[operand].dtype), elements);
+  return b_.at(pointer, ops_.memory_type(kernel_.operands[operand].dtype), elements);
 }
 
 void Memory::enter_row(MlirValue row) {
@@ -76,15 +76,15 @@ void Memory::enter_row(MlirValue row) {
       row_places_[0] = row;
       break;
     }
-    MlirValue rest = m().divide(row, size(d));
-    row_places_[d] = m().sub(row, m().mul(rest, size(d)));
+    MlirValue rest = b_.divide(row, size(d));
+    row_places_[d] = b_.sub(row, b_.mul(rest, size(d)));
     row = rest;
   }
   for (uint32_t o = 0; o < kernel_.operands.size(); ++o) {
     MlirValue base = parameter(ParameterKind::kData, o);
     for (uint32_t d = 0; row && d < kernel_.rows; ++d) {
       if ((kernel_.operands[o].dims >> d & 1) == 0) continue;
-      base = offset_pointer(o, base, m().mul(row_places_[d], parameter(ParameterKind::kStride, o, d)));
+      base = offset_pointer(o, base, b_.mul(row_places_[d], parameter(ParameterKind::kStride, o, d)));
     }
     row_pointers_[o] = base;
   }
@@ -94,19 +94,19 @@ void Memory::enter_row(MlirValue row) {
 void Memory::enter_outer(MlirValue place) {
   for (uint32_t o = 0; o < kernel_.operands.size(); ++o) {
     if ((kernel_.operands[o].dims >> kernel_.rows & 1) == 0) continue;
-    MlirValue offset = m().mul(place, parameter(ParameterKind::kStride, o, kernel_.rows));
+    MlirValue offset = b_.mul(place, parameter(ParameterKind::kStride, o, kernel_.rows));
     pointers_[o] = offset_pointer(o, row_pointers_[o], offset);
   }
 }
 
 EmitPosition Memory::position(MlirValue outer, MlirValue column) {
-  MlirValue left = m().b.create<ll::SMinOp>(m().sub(columns(), column), m().i64(lanes_));
-  return {outer, column, m().b.create<ll::TruncOp>(m().b.getI32Type(), left)};
+  MlirValue left = b_.create<ll::SMinOp>(b_.sub(columns(), column), b_.i64(lanes_));
+  return {outer, column, b_.create<ll::TruncOp>(b_.getI32Type(), left)};
 }
 
-MlirValue Memory::valid(const EmitPosition& at, uint32_t lane) { return m().less_than(m().i32(lane), at.left); }
+MlirValue Memory::valid(const EmitPosition& at, uint32_t lane) { return b_.less_than(b_.i32(lane), at.left); }
 
-MlirValue Memory::full(const EmitPosition& at) { return m().equal(at.left, m().i32(lanes_)); }
+MlirValue Memory::full(const EmitPosition& at) { return ops_.equal(at.left, b_.i32(lanes_)); }
 
 bool Memory::along_columns(uint32_t operand) const {
   return kernel_.columns > 0 && (kernel_.operands[operand].dims >> (kernel_.dims() - 1) & 1) != 0;
@@ -121,31 +121,31 @@ bool Memory::is_contiguous(uint32_t operand, const Indices& indices) const {
 // Whether an index is in bounds. If it is not, and the place is valid (null: it is), the index is recorded.
 MlirValue Memory::checked(uint32_t operand, uint32_t dim, MlirValue index, MlirValue valid) {
   MlirValue bound = parameter(ParameterKind::kBound, first_bound_[operand] + dim);
-  MlirValue outside = m().compare(Int::uge, index, bound);
-  m().if_then(both(outside, valid), true, [&] { record(operand, index, bound); });
-  return m().compare(Int::ult, index, bound);
+  MlirValue outside = b_.compare(Int::uge, index, bound);
+  b_.if_then(both(outside, valid), true, [&] { record(operand, index, bound); });
+  return b_.compare(Int::ult, index, bound);
 }
 
 // The first thread that finds the record free writes its failure. Each failing thread clears the bit of its operand in
 // `unfailed_operands`.
 void Memory::record(uint32_t operand, MlirValue index, MlirValue bound) {
   MlirValue to = parameter(ParameterKind::kFailure);
-  MlirValue bit = m().i64(kIndirectRecord), word = m().b.create<ll::PtrToIntOp>(m().b.getI64Type(), to);
-  to = m().if_then_else(m().compare(Int::ne, m().bit_and(word, bit), m().i64(0)), MlirValues{to}, [&] {
-    MlirValue at = m().b.create<ll::IntToPtrOp>(to.getType(), m().bit_xor(word, bit));
-    return MlirValues{m().b.create<ll::LoadOp>(to.getType(), at, 8)};
+  MlirValue bit = b_.i64(kIndirectRecord), word = b_.create<ll::PtrToIntOp>(b_.getI64Type(), to);
+  to = b_.if_then_else(b_.compare(Int::ne, b_.bit_and(word, bit), b_.i64(0)), MlirValues{to}, [&] {
+    MlirValue at = b_.create<ll::IntToPtrOp>(to.getType(), b_.bit_xor(word, bit));
+    return MlirValues{b_.create<ll::LoadOp>(to.getType(), at, 8)};
   })[0];
-  MlirValue good = m().at(to, m().b.getI8Type(), m().i64(offsetof(IndexRecord, unfailed_operands)));
+  MlirValue good = b_.at(to, b_.getI8Type(), b_.i64(offsetof(IndexRecord, unfailed_operands)));
   const uint32_t others = ~(uint32_t{1} << std::min<uint32_t>(operand, 31));
-  m().b.create<ll::AtomicRMWOp>(ll::AtomicBinOp::_and, good, m().i32(static_cast<int32_t>(others)),
-                                ll::AtomicOrdering::monotonic);
-  MlirValue exchanged = m().b.create<ll::AtomicCmpXchgOp>(to, m().i32(kNone), m().i32(operand),
-                                                          ll::AtomicOrdering::monotonic, ll::AtomicOrdering::monotonic);
-  MlirValue first = m().b.create<ll::ExtractValueOp>(exchanged, llvm::ArrayRef<int64_t>{1});
-  m().if_then(first, false, [&] {
+  b_.create<ll::AtomicRMWOp>(ll::AtomicBinOp::_and, good, b_.i32(static_cast<int32_t>(others)),
+                             ll::AtomicOrdering::monotonic);
+  MlirValue exchanged = b_.create<ll::AtomicCmpXchgOp>(to, b_.i32(kNone), b_.i32(operand),
+                                                       ll::AtomicOrdering::monotonic, ll::AtomicOrdering::monotonic);
+  MlirValue first = b_.create<ll::ExtractValueOp>(exchanged, llvm::ArrayRef<int64_t>{1});
+  b_.if_then(first, false, [&] {
     const auto put = [&](size_t offset, MlirValue value) {
-      MlirValue address = m().at(to, m().b.getI8Type(), m().i64(static_cast<int64_t>(offset)));
-      m().b.create<ll::StoreOp>(value, address, 8);
+      MlirValue address = b_.at(to, b_.getI8Type(), b_.i64(static_cast<int64_t>(offset)));
+      b_.create<ll::StoreOp>(value, address, 8);
     };
     put(offsetof(IndexRecord, index), index);
     put(offsetof(IndexRecord, bound), bound);
@@ -157,7 +157,7 @@ Memory::Access Memory::scalar_access(uint32_t operand, const Indices& indices) {
   for (uint32_t d = 0; d < indices.size(); ++d) {
     MlirValue step = parameter(ParameterKind::kStride, operand, kernel_.dims() + d);
     place.allowed = both(place.allowed, checked(operand, d, indices[d][0], {}));
-    place.pointer = offset_pointer(operand, place.pointer, m().mul(indices[d][0], step));
+    place.pointer = offset_pointer(operand, place.pointer, b_.mul(indices[d][0], step));
   }
   return place;
 }
@@ -165,9 +165,9 @@ Memory::Access Memory::scalar_access(uint32_t operand, const Indices& indices) {
 Memory::Access Memory::lane_access(uint32_t operand, const Indices& indices, const EmitPosition& at, uint32_t lane) {
   Access place{pointers_[operand], valid(at, lane)};
   if (along_columns(operand)) {
-    MlirValue column = m().add(at.column, m().i64(lane));
+    MlirValue column = b_.add(at.column, b_.i64(lane));
     if (kernel_.operands[operand].strided) {
-      column = m().mul(column, parameter(ParameterKind::kStride, operand, kernel_.dims() - 1));
+      column = b_.mul(column, parameter(ParameterKind::kStride, operand, kernel_.dims() - 1));
     }
     place.pointer = offset_pointer(operand, place.pointer, column);
   }
@@ -175,7 +175,7 @@ Memory::Access Memory::lane_access(uint32_t operand, const Indices& indices, con
     MlirValue index = indices[d][indices[d].size() == 1 ? 0 : lane];
     MlirValue step = parameter(ParameterKind::kStride, operand, kernel_.dims() + d);
     place.allowed = both(place.allowed, checked(operand, d, index, valid(at, lane)));
-    place.pointer = offset_pointer(operand, place.pointer, m().mul(index, step));
+    place.pointer = offset_pointer(operand, place.pointer, b_.mul(index, step));
   }
   return place;
 }
@@ -183,63 +183,63 @@ Memory::Access Memory::lane_access(uint32_t operand, const Indices& indices, con
 // -- Elements ---------------------------------------------------------------------------------------------------------
 
 MlirValue Memory::zero(DType dtype) {
-  const mlir::Type type = m().memory_type(dtype);
-  return llvm::isa<mlir::FloatType>(type) ? m().number(type, 0) : m().integer(type, 0);
+  const mlir::Type type = ops_.memory_type(dtype);
+  return llvm::isa<mlir::FloatType>(type) ? b_.number(type, 0) : b_.integer(type, 0);
 }
 
 MlirValue Memory::load_if(const Access& from, DType dtype) {
-  const auto load = [&] { return MlirValues{m().load(m().memory_type(dtype), from.pointer, dtype)}; };
+  const auto load = [&] { return MlirValues{ops_.load(ops_.memory_type(dtype), from.pointer, dtype)}; };
   if (!from.allowed) return load()[0];
-  return m().if_then_else(from.allowed, MlirValues{zero(dtype)}, load)[0];
+  return b_.if_then_else(from.allowed, MlirValues{zero(dtype)}, load)[0];
 }
 
 MlirValue Memory::load(uint32_t operand, const Indices& indices) {
   const DType dtype = kernel_.operands[operand].dtype;
-  return m().from_memory(load_if(scalar_access(operand, indices), dtype), dtype);
+  return ops_.from_memory(load_if(scalar_access(operand, indices), dtype), dtype);
 }
 
 MlirValues Memory::load_lanes(uint32_t operand, const Indices& indices, const EmitPosition& at) {
   const DType dtype = kernel_.operands[operand].dtype;
-  const mlir::Type element = m().memory_type(dtype);
+  const mlir::Type element = ops_.memory_type(dtype);
   MlirValues result;
   if (lanes_ == 1 || operand >= 64 || !is_contiguous(operand, indices)) {
     for (uint32_t lane = 0; lane < lanes_; ++lane) {
-      result.push_back(m().from_memory(load_if(lane_access(operand, indices, at, lane), dtype), dtype));
+      result.push_back(ops_.from_memory(load_if(lane_access(operand, indices, at, lane), dtype), dtype));
     }
     return result;
   }
   Access first = scalar_access(operand, indices);
   first.pointer = offset_pointer(operand, first.pointer, at.column);
   const auto together = [&] {
-    const mlir::Type type = m().vector_of(element, lanes_);
-    MlirValue all = m().b.create<ll::LoadOp>(type, first.pointer, access_bytes(ir::item_size(dtype), lanes_));
+    const mlir::Type type = cpu::vector_of(element, lanes_);
+    MlirValue all = b_.create<ll::LoadOp>(type, first.pointer, access_bytes(ir::item_size(dtype), lanes_));
     MlirValues lanes;
     for (uint32_t lane = 0; lane < lanes_; ++lane) {
-      lanes.push_back(m().b.create<ll::ExtractElementOp>(all, m().i32(lane)));
+      lanes.push_back(b_.create<ll::ExtractElementOp>(all, b_.i32(lane)));
     }
     return lanes;
   };
   const auto apart = [&] {
     MlirValues lanes;
     for (uint32_t lane = 0; lane < lanes_; ++lane) {
-      lanes.push_back(load_if({offset_pointer(operand, first.pointer, m().i64(lane)), valid(at, lane)}, dtype));
+      lanes.push_back(load_if({offset_pointer(operand, first.pointer, b_.i64(lane)), valid(at, lane)}, dtype));
     }
     return lanes;
   };
   const llvm::SmallVector<mlir::Type> types(lanes_, element);
-  MlirValue bit = m().bit_and(parameter(ParameterKind::kAligned), m().i64(int64_t{1} << operand));
-  MlirValue fits = both(both(full(at), first.allowed), m().compare(Int::ne, bit, m().i64(0)));
-  result = m().branch(
+  MlirValue bit = b_.bit_and(parameter(ParameterKind::kAligned), b_.i64(int64_t{1} << operand));
+  MlirValue fits = both(both(full(at), first.allowed), b_.compare(Int::ne, bit, b_.i64(0)));
+  result = b_.branch(
       fits, together,
-      [&] { return m().if_then_else(both(first.allowed, valid(at, 0)), MlirValues(lanes_, zero(dtype)), apart); },
-      types, false);
-  for (MlirValue& lane : result) lane = m().from_memory(lane, dtype);
+      [&] { return b_.if_then_else(both(first.allowed, valid(at, 0)), MlirValues(lanes_, zero(dtype)), apart); }, types,
+      false);
+  for (MlirValue& lane : result) lane = ops_.from_memory(lane, dtype);
   return result;
 }
 
 void Memory::add_atomically(MlirValue value, MlirValue pointer, DType dtype) {
-  m().b.create<ll::AtomicRMWOp>(ll::AtomicBinOp::add, pointer, m().to_memory(value, dtype),
-                                ll::AtomicOrdering::monotonic);
+  b_.create<ll::AtomicRMWOp>(ll::AtomicBinOp::add, pointer, ops_.to_memory(value, dtype),
+                             ll::AtomicOrdering::monotonic);
 }
 
 // If indices choose the places, several threads may add to one place. Otherwise each thread has its own places.
@@ -249,13 +249,13 @@ void Memory::store_if(const Store& store, MlirValue value, const Access& to) {
     if (store.adds && !store.indices.empty()) return add_atomically(value, to.pointer, dtype);
     MlirValue sum = value;
     if (store.adds) {
-      MlirValue before = m().from_memory(m().load(m().memory_type(dtype), to.pointer, dtype), dtype);
-      sum = m().scalar_op(ir::ScalarOp::kAdd, dtype, before, value, {});
+      MlirValue before = ops_.from_memory(ops_.load(ops_.memory_type(dtype), to.pointer, dtype), dtype);
+      sum = ops_.scalar_op(ir::ScalarOp::kAdd, dtype, before, value, {});
     }
-    m().store(m().to_memory(sum, dtype), to.pointer, dtype);
+    ops_.store(ops_.to_memory(sum, dtype), to.pointer, dtype);
   };
   if (!to.allowed) return write();
-  m().if_then(to.allowed, false, write);
+  b_.if_then(to.allowed, false, write);
 }
 
 void Memory::store(const Store& store, MlirValue value, const Indices& indices) {
@@ -271,24 +271,24 @@ void Memory::store_lanes(const Store& store, const MlirValues& values, const Ind
   };
   if (lanes_ == 1 || store.operand >= 64 || !indices.empty() || !is_contiguous(store.operand, indices)) return apart();
   const auto together = [&] {
-    const mlir::Type type = m().vector_of(m().memory_type(dtype), lanes_);
+    const mlir::Type type = cpu::vector_of(ops_.memory_type(dtype), lanes_);
     const uint32_t align = access_bytes(ir::item_size(dtype), lanes_);
     MlirValue pointer = offset_pointer(store.operand, pointers_[store.operand], at.column);
-    MlirValue before = store.adds ? MlirValue(m().b.create<ll::LoadOp>(type, pointer, align)) : MlirValue();
-    MlirValue all = m().b.create<ll::UndefOp>(type);
+    MlirValue before = store.adds ? MlirValue(b_.create<ll::LoadOp>(type, pointer, align)) : MlirValue();
+    MlirValue all = b_.create<ll::UndefOp>(type);
     for (uint32_t lane = 0; lane < lanes_; ++lane) {
       MlirValue value = values[lane];
       if (before) {
-        MlirValue old = m().from_memory(m().b.create<ll::ExtractElementOp>(before, m().i32(lane)), dtype);
-        value = m().scalar_op(ir::ScalarOp::kAdd, dtype, old, value, {});
+        MlirValue old = ops_.from_memory(b_.create<ll::ExtractElementOp>(before, b_.i32(lane)), dtype);
+        value = ops_.scalar_op(ir::ScalarOp::kAdd, dtype, old, value, {});
       }
-      all = m().b.create<ll::InsertElementOp>(all, m().to_memory(value, dtype), m().i32(lane));
+      all = b_.create<ll::InsertElementOp>(all, ops_.to_memory(value, dtype), b_.i32(lane));
     }
-    m().b.create<ll::StoreOp>(all, pointer, align);
+    b_.create<ll::StoreOp>(all, pointer, align);
   };
-  MlirValue bit = m().bit_and(parameter(ParameterKind::kAligned), m().i64(int64_t{1} << store.operand));
-  MlirValue fits = m().bit_and(full(at), m().compare(Int::ne, bit, m().i64(0)));
-  m().branch(
+  MlirValue bit = b_.bit_and(parameter(ParameterKind::kAligned), b_.i64(int64_t{1} << store.operand));
+  MlirValue fits = b_.bit_and(full(at), b_.compare(Int::ne, bit, b_.i64(0)));
+  b_.branch(
       fits,
       [&] {
         together();
@@ -306,27 +306,27 @@ void Memory::store_lanes(const Store& store, const MlirValues& values, const Ind
 MlirValue Memory::line(uint32_t total, MlirValue chunk) {
   MlirValue elements = chunk;
   for (uint32_t d = kernel_.rows; d < kernel_.dims(); ++d) {
-    if ((recipe_.totals[total].dims >> d & 1) != 0) elements = m().mul(elements, size(d));
+    if ((recipe_.totals[total].dims >> d & 1) != 0) elements = b_.mul(elements, size(d));
   }
-  const mlir::Type type = m().b.getIntegerType(8 * recipe_.totals[total].item_size);
-  return m().at(parameter(ParameterKind::kLines, total), type, elements);
+  const mlir::Type type = b_.getIntegerType(8 * recipe_.totals[total].item_size);
+  return b_.at(parameter(ParameterKind::kLines, total), type, elements);
 }
 
 MlirValue Memory::line_place(uint32_t total, const EmitPosition& at) {
   const DimSet dims = recipe_.totals[total].dims;
   const bool last = kernel_.columns > 0 && (dims >> (kernel_.dims() - 1) & 1) != 0;
   const bool outer = kernel_.columns > 1 && (dims >> kernel_.rows & 1) != 0;
-  if (!outer) return last ? at.column : m().i64(0);
-  return last ? m().add(m().mul(at.outer, size(kernel_.dims() - 1)), at.column) : at.outer;
+  if (!outer) return last ? at.column : b_.i64(0);
+  return last ? b_.add(b_.mul(at.outer, size(kernel_.dims() - 1)), at.column) : at.outer;
 }
 
 MlirValue Memory::load_place(MlirValue line, MlirValue place, DType dtype) {
-  const mlir::Type type = m().memory_type(dtype);
-  return m().from_memory(m().load(type, m().at(line, type, place), dtype), dtype);
+  const mlir::Type type = ops_.memory_type(dtype);
+  return ops_.from_memory(ops_.load(type, b_.at(line, type, place), dtype), dtype);
 }
 
 void Memory::store_place(MlirValue value, MlirValue line, MlirValue place, DType dtype) {
-  m().store(m().to_memory(value, dtype), m().at(line, m().memory_type(dtype), place), dtype);
+  ops_.store(ops_.to_memory(value, dtype), b_.at(line, ops_.memory_type(dtype), place), dtype);
 }
 
 }  // namespace torch_remote::codegen::gpu

@@ -71,12 +71,11 @@ class Memory {
   MlirValue load_if(const Access& from, ir::DType dtype);
   void store_if(const Store& store, MlirValue value, const Access& to);
   void add_atomically(MlirValue value, MlirValue pointer, ir::DType dtype);
-  MlirValue both(MlirValue x, MlirValue y) { return x && y ? ops_.bit_and(x, y) : (x ? x : y); }
+  MlirValue both(MlirValue x, MlirValue y) { return x && y ? b_.bit_and(x, y) : (x ? x : y); }
   MlirValue zero(ir::DType dtype);
 
-  GpuOps& m() { return ops_; }
-
   GpuOps& ops_;
+  LlvmBuilder& b_;
   const Kernel& kernel_;
   const Recipe& recipe_;
   const uint32_t lanes_;

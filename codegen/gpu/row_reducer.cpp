@@ -23,7 +23,7 @@ constexpr int64_t kNoPlace =
 Partial RowReducer::begin(const Value& reduce, uint32_t lanes) {
   const DType dtype = is_wide_sum(kernel_, reduce) ? reduce.type : kernel_.values[reduce.a].type;
   MlirValues first{reductions_.neutral(reduce.reduction, dtype, ops_.type(dtype))};
-  if (is_arg(reduce)) first.push_back(ops_.i64(kNoPlace));
+  if (is_arg(reduce)) first.push_back(b_.i64(kNoPlace));
   return {&reduce, dtype, std::vector<MlirValues>(lanes, first)};
 }
 
@@ -84,16 +84,16 @@ void RowReducer::fold_warp(Partial& partial, uint32_t threads) {
 }
 
 MlirValue RowReducer::place(uint32_t first, MlirValue offset) {
-  const auto pointer = ll::LLVMPointerType::get(ops_.b.getContext(), kSharedSpace);
-  MlirValue base = ops_.b.create<ll::AddressOfOp>(pointer, shared_->name);
-  return ops_.at(base, ops_.b.getI64Type(), ops_.add(ops_.i64(first), offset));
+  const auto pointer = ll::LLVMPointerType::get(b_.getContext(), kSharedSpace);
+  MlirValue base = b_.create<ll::AddressOfOp>(pointer, shared_->name);
+  return b_.at(base, b_.getI64Type(), b_.add(b_.i64(first), offset));
 }
 
 // -- Blocks -----------------------------------------------------------------------------------------------------------
 
 void RowReducer::barrier() {
-  MlirValue several = ops_.less_than(ops_.i64(kWarp), ops_.threads_x());
-  ops_.branch(
+  MlirValue several = b_.less_than(b_.i64(kWarp), ops_.threads_x());
+  b_.branch(
       several,
       [&] {
         ops_.barrier();
@@ -109,13 +109,13 @@ void RowReducer::barrier() {
 // Each warp writes its results to shared memory, and then reads the results of all warps.
 MlirValues RowReducer::several_warps(std::vector<Partial>& partials) {
   MlirValue thread = ops_.thread_x();
-  MlirValue lane = ops_.bit_and(thread, ops_.i64(kWarp - 1));
-  MlirValue warp = ops_.divide(thread, ops_.i64(kWarp));
+  MlirValue lane = b_.bit_and(thread, b_.i64(kWarp - 1));
+  MlirValue warp = b_.divide(thread, b_.i64(kWarp));
   uint32_t parts = 0;
   for (const Partial& partial : partials) parts += static_cast<uint32_t>(partial.lanes[0].size());
   const uint32_t first = shared_->places;
   shared_->places += parts * kWarps;
-  ops_.if_then(ops_.is_zero(lane), false, [&] {
+  b_.if_then(b_.is_zero(lane), false, [&] {
     uint32_t at = first;
     for (const Partial& partial : partials) {
       for (size_t part = 0; part < partial.lanes[0].size(); ++part, at += kWarps) {
@@ -125,13 +125,13 @@ MlirValues RowReducer::several_warps(std::vector<Partial>& partials) {
     }
   });
   ops_.barrier();
-  MlirValue other = ops_.bit_and(lane, ops_.i64(kWarps - 1));
-  MlirValue is_there = ops_.less_than(other, ops_.divide(ops_.threads_x(), ops_.i64(kWarp)));
+  MlirValue other = b_.bit_and(lane, b_.i64(kWarps - 1));
+  MlirValue is_there = b_.less_than(other, b_.divide(ops_.threads_x(), b_.i64(kWarp)));
   uint32_t at = first;
   MlirValues results;
   for (Partial& partial : partials) {
     const MlirValues none = begin(*partial.reduce, 1).lanes[0];
-    partial.lanes[0] = ops_.if_then_else(is_there, none, [&] {
+    partial.lanes[0] = b_.if_then_else(is_there, none, [&] {
       MlirValues loaded;
       for (size_t part = 0; part < none.size(); ++part, at += kWarps) {
         const DType dtype = part_type(partial, part);
@@ -152,16 +152,16 @@ std::vector<MlirValue> RowReducer::reduce(std::vector<Partial>& partials) {
     fold_warp(partial, kWarp);
     one_warp.append(partial.lanes[0]);
   }
-  MlirValue several = ops_.less_than(ops_.i64(kWarp), ops_.threads_x());
-  const MlirValues all = ops_.if_then_else(several, one_warp, [&] { return several_warps(partials); });
+  MlirValue several = b_.less_than(b_.i64(kWarp), ops_.threads_x());
+  const MlirValues all = b_.if_then_else(several, one_warp, [&] { return several_warps(partials); });
   std::vector<MlirValue> results;
   size_t next = 0;
   for (const Partial& partial : partials) {
     next += partial.lanes[0].size();
     MlirValue result = all[next - 1];
     if (is_arg(*partial.reduce)) {
-      MlirValue none = ops_.equal(result, ops_.i64(kNoPlace));
-      result = ops_.select(none, ops_.i64(0), result);
+      MlirValue none = ops_.equal(result, b_.i64(kNoPlace));
+      result = b_.select(none, b_.i64(0), result);
     }
     results.push_back(result);
   }
@@ -171,7 +171,7 @@ std::vector<MlirValue> RowReducer::reduce(std::vector<Partial>& partials) {
 MlirValue RowReducer::fold(const Value& reduce, MlirValue x, uint32_t columns, uint32_t folds) {
   MlirValue column = ops_.thread_x(), row = ops_.thread_y();
   shared_->places = std::max(shared_->places, columns * folds);
-  const auto at = [&](MlirValue y) { return place(0, ops_.add(ops_.mul(y, ops_.i64(columns)), column)); };
+  const auto at = [&](MlirValue y) { return place(0, b_.add(b_.mul(y, b_.i64(columns)), column)); };
   const auto load = [&](MlirValue y) {
     return ops_.from_memory(ops_.load(ops_.memory_type(reduce.type), at(y), reduce.type), reduce.type);
   };
@@ -179,11 +179,11 @@ MlirValue RowReducer::fold(const Value& reduce, MlirValue x, uint32_t columns, u
   store(x);
   for (uint32_t half = folds / 2; half > 0; half /= 2) {
     ops_.barrier();
-    ops_.if_then(ops_.less_than(row, ops_.i64(half)), false,
-                 [&] { store(combine(reduce, load(row), load(ops_.add(row, ops_.i64(half))))); });
+    b_.if_then(b_.less_than(row, b_.i64(half)), false,
+               [&] { store(combine(reduce, load(row), load(b_.add(row, b_.i64(half))))); });
   }
   ops_.barrier();
-  MlirValue result = load(ops_.i64(0));
+  MlirValue result = load(b_.i64(0));
   ops_.barrier();  // the memory is reused
   return result;
 }

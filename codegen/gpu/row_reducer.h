@@ -26,7 +26,7 @@ struct Partial {
 class RowReducer {
  public:
   RowReducer(GpuOps& ops, const Kernel& kernel, SharedMemory* shared)
-      : ops_(ops), reductions_(ops), kernel_(kernel), shared_(shared) {}
+      : ops_(ops), b_(ops.b), reductions_(ops), kernel_(kernel), shared_(shared) {}
 
   Partial begin(const Value& reduce, uint32_t lanes);
   // Adds one element to a lane, if `valid`. `place` is for argmax and argmin.
@@ -57,6 +57,7 @@ class RowReducer {
   MlirValues several_warps(std::vector<Partial>& partials);
 
   GpuOps& ops_;
+  LlvmBuilder& b_;
   cpu::Reductions reductions_;
   const Kernel& kernel_;
   SharedMemory* shared_;

@@ -10,6 +10,7 @@ constexpr uint32_t kMaxLoadRegisters = 24;
 
 Values::Values(GpuOps& ops, Memory& memory, const Kernel& kernel, const cpu::Plan& plan, uint32_t lanes, size_t slots)
     : ops_(ops),
+      b_(ops.b),
       memory_(memory),
       kernel_(kernel),
       plan_(plan),
@@ -39,7 +40,7 @@ Memory::Indices Values::indices(const std::vector<uint32_t>& values, size_t slot
 
 MlirValue Values::constant(const Value& value) {
   const mlir::Type of = ops_.type(value.type);
-  return ir::is_float(value.type) ? ops_.number(of, value.number) : ops_.integer(of, value.integer);
+  return ir::is_float(value.type) ? b_.number(of, value.number) : b_.integer(of, value.integer);
 }
 
 void Values::define(std::span<const uint32_t> values, MlirValue outer) {
@@ -100,7 +101,7 @@ void Values::define_in(uint32_t v, size_t slot, const EmitPosition& at) {
       result = memory_.load_lanes(value.operand, indices(value.indices, slot), at);
       break;
     case Kind::kIndex:
-      for (uint32_t e = 0; e < width_; ++e) result.push_back(ops_.add(at.column, ops_.i64(e)));
+      for (uint32_t e = 0; e < width_; ++e) result.push_back(b_.add(at.column, b_.i64(e)));
       break;
     default:
       for (uint32_t e = 0; e < width_; ++e) {

@@ -38,6 +38,7 @@ class Values {
   MlirValue compose(const Value& value, llvm::function_ref<MlirValue(uint32_t)> get);
 
   GpuOps& ops_;
+  LlvmBuilder& b_;
   Memory& memory_;
   const Kernel& kernel_;
   const cpu::Plan& plan_;
