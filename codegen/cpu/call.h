@@ -43,9 +43,9 @@ struct Call {
   IndexRecord* failure;          // of this thread
 };
 
-// Computes and stores rows [begin, end), and adds to the totals' lines. A total's line has one element, in the total's
-// type, for each place that the total varies over. The caller has filled it with the reduction's initial value (0, 1,
-// -inf, ...).
+// Computes and stores rows [begin, end), and adds these rows to the totals' lines. A total is a reduction over rows; it
+// may vary over column dims. Its line has one element, in the total's type, for each index of these column dims. The
+// caller has filled the line with the reduction's initial value (0, 1, -inf, ...).
 using RowsFunction = void (*)(const Call*, int64_t begin, int64_t end);
 // Combines the lines of `chunks` chunks, computes what depends on them, and stores it.
 using FinishFunction = void (*)(const Call*, int64_t chunks);

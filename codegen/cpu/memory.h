@@ -8,7 +8,9 @@
 #include "codegen/cpu/call.h"
 #include "codegen/cpu/ops.h"
 
-// Loads and stores of operands, and of the lines of memory for spilled values and totals (codegen/cpu/call.h).
+// Loads and stores of operands, and of lines. A line is an array in memory that the caller of a kernel provides
+// (codegen/cpu/call.h): the elements of a spilled value for one row, or the partial results of a total for one chunk. A
+// total is a reduction over rows. Each chunk of rows is reduced separately.
 namespace torch_remote::codegen::cpu {
 
 // The place for which code is emitted: a scalar (no `column`), or 16 places along the last column dim.
@@ -27,8 +29,8 @@ class Memory {
   MlirValue size(uint32_t column);
   MlirValue scalar(uint32_t number);
   MlirValue row_buffer(uint32_t number);   // the address of the spilled value's line
-  MlirValue total(uint32_t number);        // the address of the total's line
-  MlirValue chunk_bytes(uint32_t number);  // bytes from one chunk's line of a total to the next
+  MlirValue total(uint32_t number);        // the address of the total's line; in `finish`: of the first chunk's
+  MlirValue chunk_bytes(uint32_t number);  // in `finish`: bytes from the total's line of one chunk to that of the next
 
   // These set the row, and the place along the outer column dim, at which operands are addressed.
   void enter_row(MlirValue row);
@@ -40,8 +42,9 @@ class Memory {
 
   // Whether a row of the operand is contiguous, and different rows have different addresses.
   bool has_contiguous_rows(uint32_t operand) const;
-  // Prefetches the elements of a pair of vectors from `column` on, in this row or in the next one. The operand must
-  // have contiguous rows (has_contiguous_rows()).
+  // Prefetches 2 * kLanes elements of the operand, which one iteration of the main loop uses. They begin at `column`,
+  // in the next row if `next_row`, else in this one. A row of more than 128 KiB would leave the cache before its use.
+  // So with such rows `next_row` has no effect. The operand must have contiguous rows (has_contiguous_rows()).
   void prefetch(uint32_t operand, MlirValue column, bool next_row, bool writes);
 
   // Loads or stores contiguous elements, given a pointer to the first one. A scalar if `at` has no column. Active lanes

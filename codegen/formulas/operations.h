@@ -3,7 +3,7 @@
 #ifndef __device__
 #define __device__ __attribute__((device))
 #endif
-// A called function would save registers in memory.
+// For the generated functions. They are always inlined, because a call would save registers in memory.
 #define INLINE __attribute__((always_inline)) inline
 
 // The operations of LoopIR that C++ has no operator for, for the generated functions (print_cuda.h).
@@ -35,7 +35,8 @@ __device__ inline T quotient(T a, T b) {
   return b == static_cast<T>(-1) ? static_cast<T>(0 - static_cast<unsigned long>(a)) : static_cast<T>(a / b);
 }
 
-// A negative count, or one of at least all bits, gives what shifting bit by bit would: 0, or the sign.
+// If the count `b` is negative, or at least the number of bits, shift_left returns 0, and shift_right returns -1 or 0
+// by the sign of `a`.
 template <typename T>
 __device__ inline T shift_left(T a, T b) {
   return b >= 0 && b < static_cast<T>(8 * sizeof(T)) ? static_cast<T>(static_cast<unsigned long>(a) << b) : T(0);
@@ -46,8 +47,8 @@ __device__ inline T shift_right(T a, T b) {
   return static_cast<T>(a >> (b >= 0 && b < kMost ? b : kMost));
 }
 
-// a * 2^power, rounded once: two multiplications, of which the first one is exact. The low bits of the sum are the
-// power plus twice the bias.
+// a * 2^power, rounded once. `power` must be an integer, and a * 2^(power / 2) a normal number. The first of the two
+// multiplications is therefore exact. The low bits of `sum` are `power` plus twice the exponent bias.
 __device__ inline float ldexp(float a, float power) {
   const int sum = __builtin_bit_cast(int, power + (0x1.8p23F + 2 * 127)), half = sum >> 1;
   return a * __builtin_bit_cast(float, half << 23) * __builtin_bit_cast(float, (sum - half) << 23);

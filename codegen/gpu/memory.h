@@ -48,8 +48,9 @@ class Memory {
   void store(const Store& store, MlirValue value, const Indices& indices);
   void store_lanes(const Store& store, const MlirValues& values, const Indices& indices, const EmitPosition& at);
 
-  // line: the address of the total's line of a chunk. line_place: the index in it of the element at `at`, or, if `at`
-  // has no column, of the element at the outer place.
+  // A total's line is an array with the total's partial results for one chunk of rows (launch.h). line() returns the
+  // address of the line of `chunk`. line_place() returns an index in a line: that of the element at `at`. If the total
+  // does not vary over the last column dim, `at` needs no column.
   MlirValue line(uint32_t total, MlirValue chunk);
   MlirValue line_place(uint32_t total, const EmitPosition& at);
   MlirValue load_place(MlirValue line, MlirValue place, ir::DType dtype);

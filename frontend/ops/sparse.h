@@ -53,12 +53,12 @@ template <bool log>
 Tensor softmax(const Tensor& given, int64_t dim, bool half_to_float);
 template <bool log>
 Tensor softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim, const Tensor&);
-// The elements (or blocks) of a matrix or a batch of matrices, in COO or a compressed layout. Rows and columns (of
-// elements, or of blocks) are numbered over the whole batch: row r of matrix b has the number b * (rows of a matrix) +
-// r.
+// The elements of a sparse matrix, or of a batch of them, in COO or a compressed layout. In BSR and BSC each entry is a
+// block of elements; in other layouts it is one element, a block of [1, 1]. Rows and columns count blocks, over the
+// whole batch: row r of matrix b has the number b * (rows of a matrix) + r.
 struct SparseElements {
-  Tensor rows, columns;
-  Tensor values;                          // [positions, block..., dense dims...]; the block of an element is [1, 1]
+  Tensor rows, columns;                   // [entries]
+  Tensor values;                          // [entries, rows of a block, columns of a block, dense dims...]
   std::array<int64_t, 2> block = {1, 1};  // rows and columns of a block
   int64_t batches = 1;
 };

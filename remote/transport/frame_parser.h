@@ -8,12 +8,13 @@
 //
 //   frame := header control [attachment bytes?]
 //
-// `attachment` (32 bytes) is present if the header has kAttachment, and `bytes` if the attachment is kInline.
+// `attachment` (32 bytes) is present if the header has kAttachment, and `bytes` if the attachment is kInline. Otherwise
+// the attachment's bytes are in a segment: shared memory that one of the two ends created.
 namespace torch_remote::remote {
 
 enum AttachmentFlags : uint32_t {
-  kInline = 1,             // its bytes follow in the stream
-  kSegmentOfReceiver = 2,  // it is in a segment that the receiver created
+  kInline = 1,             // the attachment's bytes follow in the stream
+  kSegmentOfReceiver = 2,  // they are in a segment that the receiver created; else: that the sender created
 };
 
 // The attachment part of a frame; little endian.
@@ -21,7 +22,7 @@ struct AttachmentHeader {
   uint64_t size = 0;
   uint64_t offset = 0;   // bytes from the start of the segment
   uint64_t token = 0;    // names the attachment when the receiver gives it back
-  uint32_t segment = 0;  // number among the sender's segments, or the receiver's with kSegmentOfReceiver
+  uint32_t segment = 0;  // number of the segment among those of the end that created it
   uint32_t flags = 0;
 };
 static_assert(sizeof(AttachmentHeader) == 32);

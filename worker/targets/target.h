@@ -36,7 +36,8 @@ struct OpenDevice {
   std::unique_ptr<Device> device;
   std::shared_ptr<DeviceCollectives> collectives;  // Null: the device has none.
   Runners runners;
-  // The capabilities of runners that execute groups. Without targets, no runner does.
+  // What ir::Capabilities says about groups. `targets` are those that kernels are compiled for, such as "x86-64-v4" or
+  // "sm_90". If it is empty, no runner executes groups.
   std::vector<std::string> targets;
   uint32_t group_kind_mask = 0;
   uint64_t dtype_mask = 0;
@@ -73,8 +74,8 @@ struct ChosenDevices {
   std::vector<int> numbers;  // At least one.
 };
 
-// Reads the value of --device: "cpu", "cuda", "cuda:1", or several numbers with commas: "cuda:0,cuda:1". Returns an
-// error that lists the targets. `targets` outlives *chosen.
+// Reads the value of --device: "cpu", "cuda", "cuda:1", or several devices of one target with commas: "cuda:0,cuda:1".
+// If a name is not a device, the returned error lists the devices of all targets. `targets` must outlive *chosen.
 Status choose_devices(std::string_view text, std::span<const Target> targets, ChosenDevices* chosen);
 
 }  // namespace torch_remote::worker

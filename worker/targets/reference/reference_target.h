@@ -4,9 +4,10 @@
 
 namespace torch_remote::worker {
 
-// This machine's memory, and runners that are slow and exact: interpreted LoopIR, and matmuls by definition. The ATen
-// plugin executes the other ops, if there is one. Nothing is fused, compiled or measured, so results do not depend on
-// timing. `remote-replay --compare worker` compares other targets with it (docs/tools.md).
+// A target whose tensors are in this machine's memory. Its own runners are slow and simple, and run on one thread: an
+// interpreter of LoopIR, and matmuls as nested loops that sum in double. They fuse, compile and time nothing, so their
+// results do not depend on timing. The ATen plugin executes all other ops; without the plugin these ops fail.
+// `remote-replay --compare worker` compares other targets with this one (docs/tools.md).
 Target reference_target();
 
 }  // namespace torch_remote::worker

@@ -13,8 +13,9 @@ constexpr int kMostRows = 3;  // 12 sums, 3 rows and a weight use all 16 registe
 #endif
 // Depth per step: this many elements of a tile's weights and rows stay in the L1 cache. Longer sums are split.
 constexpr int64_t kDepth = 1024;
-// With a depth up to kShort, a tile's rows and weights leave space in the L1 cache. Then a panel of weights of kPanel
-// bytes, which stays in the L2 cache, is used for all rows before the next panel.
+// Weights are used in panels of some columns: all rows use a panel before the next one begins. With a depth up to
+// kShort, a tile's rows and weights fill only a part of the L1 cache. A panel then has up to kPanel bytes, which stay
+// in the L2 cache. With a larger depth, a panel has kColumns columns.
 constexpr int64_t kShort = 512, kPanel = 1 << 18;
 
 typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));

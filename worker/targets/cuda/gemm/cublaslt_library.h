@@ -16,11 +16,15 @@
 
 namespace torch_remote::worker::cuda {
 
-// How GEMMs of one kind are computed: the heuristic's results, and the fastest of them. The heuristic is asked once.
-// The first use then queues each algorithm again behind the real call, into scratch memory, to time it. Later uses
-// check whether the GPU has finished the timing. The fastest algorithm is used from then on, and stored in a file. In
-// deterministic mode we use the heuristic's first choice for these exact sizes, without timing and without the file.
+// The algorithm for GEMMs that have the same key: the heuristic's results, and which of them is the fastest. The
+// heuristic is asked once. The first use runs the heuristic's first choice. Behind this call, it queues timed calls of
+// all candidates, which write to scratch memory. Later uses check whether the GPU has finished the timing. The fastest
+// algorithm is used from then on, and stored in a file. If the file has an algorithm for the key, neither the heuristic
+// nor timing is needed. In deterministic mode we use the heuristic's first choice, without timing and without the file.
 struct AlgorithmChoice {
+  // The types, alignments, epilogue and sizes of a Problem. Sizes are rounded up to three significant bits, except in
+  // deterministic mode. If the algorithm does not support one of the sizes with this key, that size gets its own
+  // choice.
   std::string key;
   std::vector<lt::HeuristicResult> candidates;  // The heuristic's first choice first.
   size_t best = 0;
@@ -67,7 +71,8 @@ class CublasLtLibrary {
 
   // kUnsupported: cuBLASLt does not support the problem.
   Status prepare(const Problem& problem, std::shared_ptr<PreparedGemm>* prepared);
-  // Queues the call. The first call is immediate, as only the call itself shows whether it works.
+  // Adds the call to Gpu::queue(), which passes it to cuBLASLt later. Until a call of `prepared` has succeeded, run()
+  // calls cuBLASLt at once and returns its error, as only a call shows whether cuBLASLt can execute the problem.
   Status run(const std::shared_ptr<PreparedGemm>& prepared, const GemmPointers& pointers, Number alpha, Number beta);
 
   // How often the heuristic was asked, and how often the file named the algorithm instead.
