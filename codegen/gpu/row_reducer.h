@@ -16,7 +16,8 @@ struct SharedMemory {
   uint32_t places = 0;
 };
 
-// A thread's partial results of one reduction: for each lane a value, and for argmax its place.
+// A thread's partial results of one reduction: for each lane a value, and for argmax and argmin its place (the
+// row-major index among the columns).
 struct Partial {
   const Value* reduce = nullptr;
   ir::DType dtype = ir::DType::kFloat32;  // type of the partial values
@@ -29,7 +30,7 @@ class RowReducer {
       : ops_(ops), b_(ops.b), reductions_(ops), kernel_(kernel), shared_(shared) {}
 
   Partial begin(const Value& reduce, uint32_t lanes);
-  // Adds one element to a lane, if `valid`. `place` is for argmax and argmin.
+  // Combines one element with a lane's result, if `valid`. `place`: the element's place, for argmax and argmin.
   void accumulate(Partial& partial, uint32_t lane, MlirValue x, MlirValue place, MlirValue valid);
   // Adds the partial results of later elements in the same lanes.
   void combine(Partial& partial, const Partial& later);
@@ -48,7 +49,7 @@ class RowReducer {
 
  private:
   static bool is_arg(const Value& reduce) { return cpu::Reductions::parts(reduce) == 2; }
-  // Whether the order of two numbers matters, as it does for two zeros.
+  // Whether a result depends on the order of two operands. The max and min of floats do: 0.0 and -0.0 compare equal.
   static bool is_order_sensitive(const Partial& partial);
   ir::DType part_type(const Partial& partial, size_t part) const;
   void fold_lanes(Partial& partial);

@@ -142,7 +142,8 @@ struct ValueSchedule {
   DimSet dims = 0;  // dims over which it varies; no row dims in `finish`
   bool finish = false;
   // The first loop that can compute the value; for a row's own value, the first loop that can use it. For a reduction
-  // over rows, the loop that adds to it. If its operand does not vary over columns, it is added to before that loop.
+  // over rows, the loop in which its operand is added. An operand that does not vary over columns is added before that
+  // loop begins.
   uint32_t phase = 0;
 };
 

@@ -45,7 +45,7 @@ struct GraphOutput {
     kInputView,    // a view of the index-th argument
     kInput,        // the index-th argument itself
     kInt,          // the number `offset`
-    kRandomState,  // a CPU tensor: the generator state whose numbers start at the parameter `offset`
+    kRandomState,  // a CPU tensor with a generator's state: its seed is the symbol `offset`, its position offset + 1
     kSame,         // the same object as the index-th result
     kObject,       // `object`: None or a constant
   };

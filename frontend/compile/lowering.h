@@ -20,8 +20,8 @@ class Lowering {
   Lowering(c10::DeviceIndex device, bool trust_ranges);
   ~Lowering();
 
-  // Offers a node whose value a call can provide; it becomes an input when another node needs it
-  // (CompiledGraphBuilder::offer in compiled_graph_builder.h).
+  // Offers a node whose value a call can provide. It becomes an input when another node needs it. With
+  // `determines_size`, it also becomes an input when a size that it determines is needed.
   void offer(pybind11::object node, bool determines_size);
   // Declares a node that always has the value of this 0-dim CPU tensor.
   void constant(const pybind11::object& node, const at::Tensor& value);
@@ -30,10 +30,10 @@ class Lowering {
   // and why_not gives the reason.
   bool add(const pybind11::object& node);
   const std::string& why_not() const;
-  // Whether the node is a 0-dim CPU tensor that the program also computes, for its own use.
+  // Whether the node is a 0-dim CPU tensor whose value the program computes for other nodes of the program. Where
+  // Python needs the tensor, the call computes it again in this process.
   bool is_host(pybind11::handle node) const;
-  // Whether the node can be a result. CPU tensors that the program computes for its own use cannot. An offered node
-  // becomes an input.
+  // Whether the node can be a result. Nodes for which is_host() is true cannot. An offered node becomes an input.
   bool returns(pybind11::handle node);
   size_t size() const;  // number of nodes in the graph
 

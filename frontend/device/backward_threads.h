@@ -22,8 +22,8 @@ inline void every_thread_runs_backward() noexcept {
 }
 
 // Called when the engine asks for the streams of this device's tensors, before it chooses a queue. It asks at the start
-// of a pass, at each node, and at each gradient from another device. The engine saves and restores this flag around
-// nodes, so setting it once per thread would not be enough.
+// of a pass, at each node, and at each gradient from another device. The engine saves and restores the thread's
+// multithreading flag (c10::AutogradState) around nodes, so clearing it once per thread would not be enough.
 inline void choose_backward_thread() noexcept {
   if (!detail::threads_run_backward.load(std::memory_order_relaxed)) [[likely]]
     return;

@@ -32,7 +32,9 @@ class RemoteStorage final : public c10::StorageImpl {
   uint64_t id = 0;       // the worker's buffer; 0: none yet; kLost: its contents were lost with a worker
   uint32_t session = 0;  // the recorder's session when `id` was assigned
   TraceSlot buffer;      // index among the current trace's buffers
-  TraceSlot stock_view;  // for `stock_impl`, a TensorImpl of torch's own class (made by `param.data = ...`)
+  // `param.data = ...` makes tensors of torch's own class c10::TensorImpl, which has no TraceSlot. The storage holds
+  // the slot of the last one that was used (`stock_impl`).
+  TraceSlot stock_view;
   const c10::TensorImpl* stock_impl = nullptr;
 
  private:

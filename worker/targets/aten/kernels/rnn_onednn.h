@@ -23,8 +23,8 @@ bool supports_onednn(const OneDnnLstm& lstm, bool train);
 struct OneDnnStates {
   at::Tensor output, hy, cy;  // [T, B, H], [B, H], [B, H]
 };
-// `reserve`: flat memory for the backward pass; undefined if there is none. Returns false, with nothing computed, if
-// oneDNN's workspace does not fit into it.
+// `reserve`: flat memory for the data that the backward pass needs; undefined if no backward pass follows. Returns
+// false, and leaves `states` unchanged, if oneDNN's workspace does not fit into it.
 bool onednn_forward(const OneDnnLstm& lstm, const at::Tensor& reserve, OneDnnStates* states);
 // Whether onednn_forward filled this reserve.
 bool is_onednn(const at::Tensor& reserve);

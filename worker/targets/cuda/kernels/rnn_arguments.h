@@ -37,10 +37,12 @@ struct RnnCellArguments {
 // The backward pass of a step: from the gradients after the step to those before it.
 struct RnnCellBackwardArguments {
   u64 grad_gates = 0, grad_hidden = 0;  // [batch, gates, units], wide: written; grad_hidden only for a GRU.
-  u64 grad_state = 0, grad_cell = 0;    // [batch, units], wide: updated; for a GRU, the part that bypasses the gates.
-  u64 grad_output = 0;                  // May be 0.
-  u64 before = 0, before_cell = 0;      // h and c before the step.
-  u64 output = 0, reserve = 0;
+  // [batch, units], wide: the gradients of h and c. The kernel reads grad_state. An LSTM updates grad_cell. A GRU
+  // replaces grad_state by the part that reaches the previous h without passing through a gate's GEMM.
+  u64 grad_state = 0, grad_cell = 0;
+  u64 grad_output = 0;              // May be 0.
+  u64 before = 0, before_cell = 0;  // h before the step, for a GRU; c before the step, for an LSTM.
+  u64 output = 0, reserve = 0;      // output: h after the step, for relu and tanh. reserve: for an LSTM and a GRU.
   i64 batch = 0, units = 0, mode = 0;
   i64 grad_batch = 0, grad_unit = 1, output_batch = 0, output_unit = 1;
   i64 before_batch = 0, before_unit = 1, before_cell_batch = 0;
