@@ -352,7 +352,8 @@ sum = { cuda = { real = "reduce.sum", complex = "complex.sum" }, doc = "." }
         return op_kernels.cuda_plans(kernels_outside(tmp_path, kernels, "aten::sort"), ops)
 
     text = header('sort = { cuda = "sort.sort" }')
-    assert "namespace sort_plans {\nStatus sort(OpPlanner& planner);\nStatus topk(OpPlanner& planner);\n}" in text
+    form = "Status {}(OpNode& node, PlanBuilder& plan);\n"
+    assert "namespace sort_plans {\n" + form.format("sort") + form.format("topk") + "}" in text
     plans = ["sort.topk", "view.copy", "reduce.sum", "complex.sum", "sort.sort"]
     lines = text.splitlines()
     listed = [line for line in lines if "_plans::" in line]

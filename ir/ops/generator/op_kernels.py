@@ -72,11 +72,11 @@ def cuda_plans(path: Path, ops: list[Op]) -> str:
     return f"""// {_NOTE}
 #pragma once
 
-#include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/plan/named_plan.h"
 
 namespace torch_remote::worker::cuda {{
 
-{_declarations((name for name, _ in plans), "plans", "Status {}(OpPlanner& planner);")}
+{_declarations((name for name, _ in plans), "plans", "Status {}(OpNode& node, PlanBuilder& plan);")}
 
 inline constexpr NamedPlan kPlans[] = {{
 {newline.join(listed)}

@@ -4,11 +4,11 @@
 #include <string>
 
 #include "worker/runner/runner.h"
+#include "worker/targets/cuda/aten_runner.h"
 #include "worker/targets/cuda/device/cuda_device.h"
 #include "worker/targets/cuda/dnn/cudnn_table.h"
 #include "worker/targets/cuda/gemm/gemm_runner.h"
 #include "worker/targets/cuda/kernels/kernel_images.h"
-#include "worker/targets/cuda/ops/aten_runner.h"
 
 namespace torch_remote::worker::cuda {
 

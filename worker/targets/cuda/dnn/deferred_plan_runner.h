@@ -57,7 +57,7 @@ class LazyLibrary {
 //   kRunner    the runner's name
 //   kWhat      names the kind in errors
 //   accepts    whether a node is of this kind; has_op: whether nodes of an opcode may be
-//   plan       makes the plan for one run's values (as OpPlanner has them); kUnsupported: the message says why. Even
+//   plan       makes the plan for one run's values (as OpNode has them); kUnsupported: the message says why. Even
 //              then, `symbols` has everything that the op depends on
 //   run        queues the call; `at` gives a location's address
 template <typename Kind>

@@ -1,7 +1,7 @@
 #pragma once
 
 // The arguments of the kernels in interpret.cu; see arguments.h. They are a LoopIR kernel (codegen/loop/loop_ir.h) with
-// the numbers of one call. ops/loop_encoder.h makes them.
+// the numbers of one call. ops/interpreter/loop_encoder.h makes them.
 namespace torch_remote::worker::cuda {
 
 using i64 = long;

@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "worker/targets/cuda/ops/op_sort.h"
+
 namespace torch_remote::worker::cuda {
 
 using ir::DType;
@@ -20,10 +22,10 @@ void IndexedPoints::add_index(const OpTensor& given, int64_t dim, size_t first, 
   if (k >= kMaxIndices || arguments_.rank > kMaxDims) return;
   OpTensor index = given;
   if (given.dtype != DType::kInt64) {
-    index.location = planner_.packed(given, DType::kInt64);
+    index.location = plan_.packed(given, DType::kInt64);
     index.strides = packed_strides(given.sizes);
   } else {
-    index = planner_.without_overlap(given, self_);
+    index = plan_.without_overlap(given, self_);
   }
   locations_[k] = index.location;
   for (size_t d = 0; d < index.sizes.size(); ++d) {
@@ -33,7 +35,7 @@ void IndexedPoints::add_index(const OpTensor& given, int64_t dim, size_t first, 
   const bool is_number = self_.sizes.empty();
   arguments_.steps[k] = is_number ? 1 : self_.strides[static_cast<size_t>(dim)];
   arguments_.bounds[k] = is_number ? 1 : self_.sizes[static_cast<size_t>(dim)];
-  planner_.add_operand(dim);
+  plan_.add_operand(dim);
 }
 
 Status IndexedPoints::check() const {
@@ -61,7 +63,7 @@ void IndexedPoints::count() {
 Status IndexedPoints::launch(const char* kernel, Location values) {
   if (Status status = check(); !status.ok()) return status;
   count();
-  planner_.launch(KernelFile::kIndex, kernel, arguments_, blocks_for(arguments_.count))
+  plan_.launch(KernelFile::kIndex, kernel, arguments_, blocks_for(arguments_.count))
       .at(&IndexArguments::self, self_.location)
       .at(&IndexArguments::values, values)
       .at_words([](const IndexArguments& words) { return &words.index[0]; }, locations())
@@ -84,15 +86,15 @@ Status IndexedPoints::apply(Location values, int64_t key_dims, IndexApplyArgumen
   if (apply.key_count >= (int64_t{1} << 31)) return unsupported("more indices than are sorted at once");
   if (arguments_.count == 0) return {};
   const IndexKeysArguments keys{.index = arguments_, .key_dims = key_dims, .key_count = apply.key_count};
-  const Location location = planner_.scratch(8 * static_cast<uint64_t>(apply.key_count));
-  planner_.launch(KernelFile::kIndex, "index_keys", keys, blocks_for(apply.key_count))
+  const Location location = plan_.scratch(8 * static_cast<uint64_t>(apply.key_count));
+  plan_.launch(KernelFile::kIndex, "index_keys", keys, blocks_for(apply.key_count))
       .at(&IndexKeysArguments::keys, location)
       .at_words([](const IndexKeysArguments& words) { return &words.index.index[0]; }, locations())
       .failure([](const IndexKeysArguments& words) { return &words.index.failure; });
-  const Sorted sorted = sort_rows(planner_, location, 1, apply.key_count);
+  const Sorted sorted = sort_rows(plan_, location, 1, apply.key_count);
   apply.index = arguments_;
   apply.dtype = static_cast<i64>(part_of(self_.dtype));
-  planner_.launch(KernelFile::kIndex, "index_apply", apply, blocks_for(arguments_.count))
+  plan_.launch(KernelFile::kIndex, "index_apply", apply, blocks_for(arguments_.count))
       .at(&IndexApplyArguments::keys, sorted.keys)
       .at(&IndexApplyArguments::positions, sorted.positions)
       .at_word([](const IndexApplyArguments& words) { return &words.index.self; }, self_.location)

@@ -5,7 +5,7 @@
 #include <span>
 
 #include "worker/targets/cuda/kernels/arguments.h"
-#include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/plan/plan_builder.h"
 
 namespace torch_remote::worker::cuda {
 
@@ -14,7 +14,7 @@ namespace torch_remote::worker::cuda {
 // thread.
 class IndexedPoints {
  public:
-  IndexedPoints(OpPlanner& planner, const OpTensor& self) : planner_(planner), self_(self) {
+  IndexedPoints(PlanBuilder& plan, const OpTensor& self) : plan_(plan), self_(self) {
     arguments_.item = ir::item_size(self.dtype);
   }
 
@@ -39,7 +39,7 @@ class IndexedPoints {
   Status launch(const char* kernel, Location values);
   std::span<const Location> locations() const { return {locations_, static_cast<size_t>(arguments_.indices)}; }
 
-  OpPlanner& planner_;
+  PlanBuilder& plan_;
   const OpTensor self_;
   IndexArguments arguments_;
   Location locations_[kMaxIndices];

@@ -3,7 +3,6 @@
 #include <string>
 
 #include "worker/targets/cuda/kernels/arguments.h"
-#include "worker/targets/cuda/ops/op_plan.h"
 #include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Attention and its gradients with hand-written kernels.
@@ -43,11 +42,11 @@ const char* name_of(std::string_view kernel, DType dtype) {
 // Plans both passes.
 class Attention {
  public:
-  explicit Attention(OpPlanner& planner) : planner_(planner) {}
+  explicit Attention(OpNode& node, PlanBuilder& plan) : node_(node), plan_(plan) {}
 
   Status find() {
-    const std::optional<OpTensor> query = planner_.tensor("query"), key = planner_.tensor("key"),
-                                  value = planner_.tensor("value");
+    const std::optional<OpTensor> query = node_.tensor("query"), key = node_.tensor("key"),
+                                  value = node_.tensor("value");
     if (!query || !key || !value || query->sizes.size() != 4 || key->sizes.size() != 4 || value->sizes.size() != 4) {
       return unsupported("of other than 4 dims");
     }
@@ -69,8 +68,8 @@ class Attention {
     call_.keys = key->sizes[2];
     call_.size = query->sizes[3];
     call_.value_size = value->sizes[3];
-    call_.causal = planner_.flag("is_causal") ? 1 : 0;
-    call_.scale = planner_.has("scale") ? planner_.number("scale") : 1 / std::sqrt(static_cast<double>(call_.size));
+    call_.causal = node_.flag("is_causal") ? 1 : 0;
+    call_.scale = node_.has("scale") ? node_.number("scale") : 1 / std::sqrt(static_cast<double>(call_.size));
     add(&AttentionArguments::query, call_.query_strides, *query);
     add(&AttentionArguments::key, call_.key_strides, *key);
     add(&AttentionArguments::value, call_.value_strides, *value);
@@ -79,7 +78,7 @@ class Attention {
 
   Status forward() {
     if (Status status = find(); !status.ok()) return status;
-    const std::optional<OpTensor> out = planner_.result(0), logsumexp = planner_.result(1);
+    const std::optional<OpTensor> out = node_.result(0), logsumexp = node_.result(1);
     if (!out) return unsupported("without a result");
     add(&AttentionArguments::out, call_.out_strides, *out, true);
     if (logsumexp) add_logsumexp(*logsumexp);
@@ -89,7 +88,7 @@ class Attention {
     call_.piece_keys = (call_.keys + call_.pieces - 1) / call_.pieces;
     if (call_.pieces > 1) {
       const uint64_t item = dtype_ == DType::kFloat64 ? 8 : 4;
-      partial_ = planner_.scratch(item * static_cast<uint64_t>(rows * call_.pieces * (call_.value_size + 2)));
+      partial_ = plan_.scratch(item * static_cast<uint64_t>(rows * call_.pieces * (call_.value_size + 2)));
     }
     launch("forward", rows * call_.pieces);
     if (call_.pieces > 1) launch("join", rows);
@@ -98,20 +97,20 @@ class Attention {
 
   Status backward() {
     if (Status status = find(); !status.ok()) return status;
-    const std::optional<OpTensor> grad = planner_.tensor("grad"), out = planner_.tensor("out"),
-                                  logsumexp = planner_.tensor("logsumexp");
+    const std::optional<OpTensor> grad = node_.tensor("grad"), out = node_.tensor("out"),
+                                  logsumexp = node_.tensor("logsumexp");
     if (!grad || !out || !logsumexp || grad->dtype != dtype_ || out->dtype != dtype_)
       return unsupported("of these dtypes");
     add(&AttentionArguments::grad, call_.grad_strides, *grad);
     add(&AttentionArguments::out, call_.out_strides, *out);
     add_logsumexp(*logsumexp);
-    const std::optional<OpTensor> query = planner_.result(0), key = planner_.result(1), value = planner_.result(2);
+    const std::optional<OpTensor> query = node_.result(0), key = node_.result(1), value = node_.result(2);
     if (query) add(&AttentionArguments::grad_query, call_.grad_query_strides, *query, true);
     if (key) add(&AttentionArguments::grad_key, call_.grad_key_strides, *key, true);
     if (value) add(&AttentionArguments::grad_value, call_.grad_value_strides, *value, true);
     const int64_t rows = call_.batch * call_.heads * call_.shared * call_.queries;
     const uint64_t item = dtype_ == DType::kFloat64 ? 8 : 4;
-    delta_ = planner_.scratch(item * static_cast<uint64_t>(rows));
+    delta_ = plan_.scratch(item * static_cast<uint64_t>(rows));
     launch("delta", rows);
     if (query) launch("queries", rows);
     if (key) launch("keys", call_.batch * call_.heads * call_.keys);
@@ -127,7 +126,7 @@ class Attention {
     const bool rows = member != &AttentionArguments::bias && !given.sizes.empty() && given.sizes.back() != 1;
     if (rows && given.strides.back() != 1) {
       tensor.strides = packed_strides(given.sizes);
-      tensor.location = written ? planner_.output(given) : planner_.packed(given);
+      tensor.location = written ? plan_.output(given) : plan_.packed(given);
     }
     const size_t missing = 4 - tensor.sizes.size();
     for (size_t d = missing; d < 4; ++d) strides[d] = tensor.sizes[d - missing] == 1 ? 0 : tensor.strides[d - missing];
@@ -139,7 +138,7 @@ class Attention {
     locations_.push_back({&AttentionArguments::logsumexp, tensor.location});
   }
   Status find_bias() {
-    const std::optional<OpTensor> bias = planner_.tensor("bias");
+    const std::optional<OpTensor> bias = node_.tensor("bias");
     if (!bias) return {};
     if (bias->dtype != DType::kBool && bias->dtype != dtype_) return unsupported("with a bias of another dtype");
     if (bias->sizes.size() > 4) return unsupported("with a bias of more than 4 dims");
@@ -149,7 +148,7 @@ class Attention {
   }
   // `warps` warps, four in a block.
   void launch(std::string_view kernel, int64_t warps) {
-    planner_
+    plan_
         .launch(KernelFile::kAttention, name_of(kernel, dtype_), call_, std::min<int64_t>((warps + 3) / 4, 1 << 20),
                 128)
         .at_each(locations_)
@@ -157,7 +156,8 @@ class Attention {
         .at(&AttentionArguments::delta, delta_);
   }
 
-  OpPlanner& planner_;
+  OpNode& node_;
+  PlanBuilder& plan_;
   AttentionArguments call_;
   DType dtype_ = DType::kFloat32;
   Location partial_, delta_;
@@ -170,7 +170,7 @@ class Attention {
 
 }  // namespace
 
-Status attention_plans::forward(OpPlanner& planner) { return Attention(planner).forward(); }
-Status attention_plans::backward(OpPlanner& planner) { return Attention(planner).backward(); }
+Status attention_plans::forward(OpNode& node, PlanBuilder& plan) { return Attention(node, plan).forward(); }
+Status attention_plans::backward(OpNode& node, PlanBuilder& plan) { return Attention(node, plan).backward(); }
 
 }  // namespace torch_remote::worker::cuda

@@ -5,8 +5,8 @@
 
 #include "worker/targets/cuda/kernels/bag_arguments.h"
 #include "worker/targets/cuda/ops/index_points.h"
-#include "worker/targets/cuda/ops/op_plan.h"
 #include "worker/targets/cuda/ops/op_plans_generated.h"
+#include "worker/targets/cuda/ops/op_sort.h"
 
 // Sums, means and maxima of bags of rows of a table (embedding_bag), and gradients of tables.
 namespace torch_remote::worker::cuda {
@@ -15,51 +15,48 @@ namespace {
 using ir::DType;
 
 // The result, zeroed; rows are then added to it.
-OpTensor cleared(OpPlanner& planner, const OpTensor& made) {
+OpTensor cleared(PlanBuilder& plan, const OpTensor& made) {
   OpTensor to = made;
-  to.location = planner.output(made);
+  to.location = plan.output(made);
   to.strides = packed_strides(to.sizes);
-  planner.zero(to.location, to.nbytes());
+  plan.zero(to.location, to.nbytes());
   return to;
 }
 
 // Adds a row of values to each index's row of the table. The row comes from `grad`, or is that of the index's bag.
-Status add_rows(OpPlanner& planner, const OpTensor& grad, const OpTensor& indices, const OpTensor& made,
+Status add_rows(OpNode& node, PlanBuilder& plan, const OpTensor& grad, const OpTensor& indices, const OpTensor& made,
                 const std::optional<OpTensor>& bags, const std::optional<OpTensor>& sizes) {
   const int64_t count = indices.count(), length = made.sizes[1];
-  const auto scales = planner.tensor("per_sample_weights");
-  const OpTensor to = cleared(planner, made);
+  const auto scales = node.tensor("per_sample_weights");
+  const OpTensor to = cleared(plan, made);
   if (count == 0 || length == 0) return {};
   OpTensor index = indices;
-  index.location = planner.packed(indices, DType::kInt64);
+  index.location = plan.packed(indices, DType::kInt64);
   index.dtype = DType::kInt64;
   index.sizes = {count};
   index.strides = {1};
-  OpTensor values = to;
-  values.sizes = {count, length};
-  values.strides = {length, 1};
-  values.location = planner.scratch(values.nbytes());
+  const OpTensor values = plan.scratch_tensor(to.dtype, {count, length});
   Location keys;
-  if (planner.flag("scale_grad_by_freq")) {
+  if (node.flag("scale_grad_by_freq")) {
     Sorted sorted;
-    if (Status status = sort_tensor(planner, index, index.location, {1, count, 1}, false, &sorted); !status.ok()) {
+    if (Status status = sort_tensor(plan, index, index.location, {1, count, 1}, false, &sorted); !status.ok()) {
       return status;
     }
     keys = sorted.keys;
   }
   OpTensor rows = grad;  // [bags or indices, length]
   if (!bags && rows.sizes.size() != 2) {
-    rows.location = planner.packed(grad);
+    rows.location = plan.packed(grad);
     rows.sizes = {count, length};
     rows.strides = {length, 1};
   }
   BagSpreadArguments spread{
       .count = count, .length = length, .dtype = static_cast<i64>(to.dtype), .bag_count = rows.sizes[0]};
   std::ranges::copy(rows.strides, spread.grad_strides);
-  const Location of_bags = bags ? planner.packed(*bags, DType::kInt64) : Location();
-  const Location of_sizes = sizes ? planner.packed(*sizes, DType::kInt64) : Location();
-  const Location of_scales = scales ? planner.packed(*scales, to.dtype) : Location();
-  planner.launch(KernelFile::kBag, "bag_spread", spread, blocks_for(values.count()))
+  const Location of_bags = bags ? plan.packed(*bags, DType::kInt64) : Location();
+  const Location of_sizes = sizes ? plan.packed(*sizes, DType::kInt64) : Location();
+  const Location of_scales = scales ? plan.packed(*scales, to.dtype) : Location();
+  plan.launch(KernelFile::kBag, "bag_spread", spread, blocks_for(values.count()))
       .at(&BagSpreadArguments::grad, rows.location)
       .at(&BagSpreadArguments::bags, of_bags)
       .at(&BagSpreadArguments::sizes, of_sizes)
@@ -67,25 +64,21 @@ Status add_rows(OpPlanner& planner, const OpTensor& grad, const OpTensor& indice
       .at(&BagSpreadArguments::indices, index.location)
       .at(&BagSpreadArguments::keys, keys)
       .at(&BagSpreadArguments::values, values.location);
-  IndexedPoints points(planner, to);
+  IndexedPoints points(plan, to);
   points.add_dim(count, 0, length);
   points.add_dim(length, to.strides[1], 1);
   points.add_index(index, 0, 0, 1);
-  if (const int64_t padding = planner.integer("padding_idx", -1); padding >= 0) points.skip(padding);
+  if (const int64_t padding = node.integer("padding_idx", -1); padding >= 0) points.skip(padding);
   return points.apply(values.location, 1, {.combine = Combine::kSum});
 }
 
 // The bag of each index, if the forward op has not stored it.
-OpTensor bags_of(OpPlanner& planner, const OpTensor& offsets, int64_t count, int64_t bags) {
-  OpTensor made;
-  made.dtype = DType::kInt64;
-  made.sizes = {count};
-  made.strides = {1};
-  made.location = planner.scratch(made.nbytes());
-  const Location of_offsets = planner.packed(offsets, DType::kInt64);
+OpTensor bags_of(PlanBuilder& plan, const OpTensor& offsets, int64_t count, int64_t bags) {
+  const OpTensor made = plan.scratch_tensor(DType::kInt64, {count});
+  const Location of_offsets = plan.packed(offsets, DType::kInt64);
   const BagArguments arguments{
       .count = count, .bag_count = std::min(bags, offsets.count()), .index_dtype = static_cast<i64>(DType::kInt64)};
-  planner.launch(KernelFile::kBag, "bag_numbers", arguments, blocks_for(count))
+  plan.launch(KernelFile::kBag, "bag_numbers", arguments, blocks_for(count))
       .at(&BagArguments::offsets, of_offsets)
       .at(&BagArguments::bags, made.location);
   return made;
@@ -111,43 +104,41 @@ RowNorm row_norm_of(double p) {
 
 }  // namespace
 
-Status bag_plans::forward(OpPlanner& planner) {
-  const auto weight = planner.tensor("weight"), indices = planner.tensor("indices"),
-             offsets = planner.tensor("offsets");
-  const auto scales = planner.tensor("per_sample_weights"), to = planner.result(0);
+Status bag_plans::forward(OpNode& node, PlanBuilder& plan) {
+  const auto weight = node.tensor("weight"), indices = node.tensor("indices"), offsets = node.tensor("offsets");
+  const auto scales = node.tensor("per_sample_weights"), to = node.result(0);
   if (!weight || !indices || !offsets || !to || weight->sizes.size() != 2 || to->sizes.size() != 2) {
     return unsupported("of other dims");
   }
-  const auto bags = planner.result(1), sizes = planner.result(2), most = planner.result(3);
+  const auto bags = node.result(1), sizes = node.result(2), most = node.result(3);
   BagArguments arguments{.rows = weight->sizes[0],
                          .length = weight->sizes[1],
                          .count = indices->count(),
                          .bag_count = to->sizes[0],
                          .offset_count = offsets->count(),
-                         .padding = planner.integer("padding_idx", -1),
+                         .padding = node.integer("padding_idx", -1),
                          .dtype = static_cast<i64>(weight->dtype),
-                         .mode = static_cast<BagMode>(planner.integer("mode"))};
+                         .mode = static_cast<BagMode>(node.integer("mode"))};
   if (arguments.mode > BagMode::kMax || !ir::is_float(weight->dtype)) return unsupported("in this mode");
   std::ranges::copy(weight->strides, arguments.weight_strides);
   for (const auto* const one : {&bags, &sizes, &most}) {
     if (*one) arguments.index_dtype = static_cast<i64>((*one)->dtype);
   }
-  const Location of_indices = planner.packed(*indices, DType::kInt64),
-                 of_offsets = planner.packed(*offsets, DType::kInt64);
-  const Location of_scales = scales ? planner.packed(*scales, weight->dtype) : Location();
+  const Location of_indices = plan.packed(*indices, DType::kInt64), of_offsets = plan.packed(*offsets, DType::kInt64);
+  const Location of_scales = scales ? plan.packed(*scales, weight->dtype) : Location();
   // Results that have more elements than are written (an extra offset, unused maxima) are zero there.
   const auto output = [&](const std::optional<OpTensor>& made, int64_t written) {
     if (!made || made->count() == 0) return Location();
-    const Location location = planner.output(*made);
-    if (made->count() != written) planner.zero(location, made->nbytes());
+    const Location location = plan.output(*made);
+    if (made->count() != written) plan.zero(location, made->nbytes());
     return location;
   };
   const bool has_most = arguments.mode == BagMode::kMax;
-  const Location out = planner.output(*to), of_sizes = output(sizes, arguments.bag_count);
+  const Location out = plan.output(*to), of_sizes = output(sizes, arguments.bag_count);
   const Location of_most = output(most, has_most ? to->count() : 0);
   const Location of_bags = output(bags, arguments.count);
-  planner.add_described_operand(describe_offset);
-  planner.launch(KernelFile::kBag, "bag_forward", arguments, blocks_for(arguments.bag_count * arguments.length))
+  plan.add_described_operand(describe_offset);
+  plan.launch(KernelFile::kBag, "bag_forward", arguments, blocks_for(arguments.bag_count * arguments.length))
       .at(&BagArguments::weight, weight->location)
       .at(&BagArguments::indices, of_indices)
       .at(&BagArguments::offsets, of_offsets)
@@ -157,34 +148,34 @@ Status bag_plans::forward(OpPlanner& planner) {
       .at(&BagArguments::max_indices, has_most ? of_most : Location())
       .failure([](const BagArguments& words) { return &words.failure; });
   if (of_bags.buffer == kNoLocation) return {};
-  planner.launch(KernelFile::kBag, "bag_numbers", arguments, blocks_for(arguments.count))
+  plan.launch(KernelFile::kBag, "bag_numbers", arguments, blocks_for(arguments.count))
       .at(&BagArguments::offsets, of_offsets)
       .at(&BagArguments::bags, of_bags);
   return {};
 }
 
-Status bag_plans::backward(OpPlanner& planner) {
-  const auto grad = planner.tensor("grad"), indices = planner.tensor("indices"), sizes = planner.tensor("bag_size"),
-             offsets = planner.tensor("offsets"), made = planner.result(0);
-  auto bags = planner.tensor("offset2bag");
-  if (planner.flag("sparse")) return unsupported("to a sparse gradient");
+Status bag_plans::backward(OpNode& node, PlanBuilder& plan) {
+  const auto grad = node.tensor("grad"), indices = node.tensor("indices"), sizes = node.tensor("bag_size"),
+             offsets = node.tensor("offsets"), made = node.result(0);
+  auto bags = node.tensor("offset2bag");
+  if (node.flag("sparse")) return unsupported("to a sparse gradient");
   if (!grad || !indices || !made || grad->dtype != made->dtype || grad->sizes.size() != 2 || made->sizes.size() != 2) {
     return unsupported("of other dims");
   }
-  const auto mode = static_cast<BagMode>(planner.integer("mode"));
+  const auto mode = static_cast<BagMode>(node.integer("mode"));
   if (mode != BagMode::kMax) {
     if (offsets && bags && bags->count() != indices->count()) {
-      bags = bags_of(planner, *offsets, indices->count(), grad->sizes[0]);
+      bags = bags_of(plan, *offsets, indices->count(), grad->sizes[0]);
     }
     if (!bags || bags->count() != indices->count()) return unsupported("without the bags of indices");
     if (mode == BagMode::kMean && (!sizes || sizes->count() < grad->sizes[0]))
       return unsupported("without sizes of bags");
-    return add_rows(planner, *grad, *indices, *made, bags, mode == BagMode::kMean ? sizes : std::nullopt);
+    return add_rows(node, plan, *grad, *indices, *made, bags, mode == BagMode::kMean ? sizes : std::nullopt);
   }
-  const auto most = planner.tensor("maximum_indices");
+  const auto most = node.tensor("maximum_indices");
   if (!most || most->sizes != grad->sizes) return unsupported("without the places of maxima");
-  const OpTensor to = cleared(planner, *made);
-  IndexedPoints points(planner, to);
+  const OpTensor to = cleared(plan, *made);
+  IndexedPoints points(plan, to);
   points.add_dim(grad->sizes[0], 0, grad->strides[0]);
   points.add_dim(grad->sizes[1], to.strides[1], grad->strides[1]);
   points.add_index(*most, 0, 0, 2);
@@ -192,9 +183,9 @@ Status bag_plans::backward(OpPlanner& planner) {
   return points.apply(grad->location, 2, {.combine = Combine::kSum});
 }
 
-Status bag_plans::scales_backward(OpPlanner& planner) {
-  const auto grad = planner.tensor("grad"), weight = planner.tensor("weight"), indices = planner.tensor("indices"),
-             offsets = planner.tensor("offsets"), to = planner.result(0);
+Status bag_plans::scales_backward(OpNode& node, PlanBuilder& plan) {
+  const auto grad = node.tensor("grad"), weight = node.tensor("weight"), indices = node.tensor("indices"),
+             offsets = node.tensor("offsets"), to = node.result(0);
   if (!grad || !weight || !indices || !offsets || !to || grad->sizes.size() != 2 || weight->sizes.size() != 2 ||
       grad->dtype != weight->dtype || to->dtype != grad->dtype) {
     return unsupported("of other dims");
@@ -203,65 +194,64 @@ Status bag_plans::scales_backward(OpPlanner& planner) {
                               .length = weight->sizes[1],
                               .count = indices->count(),
                               .bag_count = std::min(grad->sizes[0], offsets->count()),
-                              .padding = planner.integer("padding_idx", -1),
+                              .padding = node.integer("padding_idx", -1),
                               .dtype = static_cast<i64>(grad->dtype)};
   std::ranges::copy(grad->strides, arguments.grad_strides);
   std::ranges::copy(weight->strides, arguments.weight_strides);
-  const Location of_indices = planner.packed(*indices, DType::kInt64),
-                 of_offsets = planner.packed(*offsets, DType::kInt64);
-  planner.add_operand(-1);
-  planner.launch(KernelFile::kBag, "bag_scales", arguments, blocks_for(arguments.count))
+  const Location of_indices = plan.packed(*indices, DType::kInt64), of_offsets = plan.packed(*offsets, DType::kInt64);
+  plan.add_operand(-1);
+  plan.launch(KernelFile::kBag, "bag_scales", arguments, blocks_for(arguments.count))
       .at(&BagScaleArguments::grad, grad->location)
       .at(&BagScaleArguments::weight, weight->location)
       .at(&BagScaleArguments::indices, of_indices)
       .at(&BagScaleArguments::offsets, of_offsets)
-      .at(&BagScaleArguments::out, planner.output(*to))
+      .at(&BagScaleArguments::out, plan.output(*to))
       .failure([](const BagScaleArguments& words) { return &words.failure; });
   return {};
 }
 
-Status bag_plans::embedding_backward(OpPlanner& planner) {
-  const auto grad = planner.tensor("grad_output"), index = planner.tensor("indices"), made = planner.result(0);
+Status bag_plans::embedding_backward(OpNode& node, PlanBuilder& plan) {
+  const auto grad = node.tensor("grad_output"), index = node.tensor("indices"), made = node.result(0);
   if (!grad || !index || !made || grad->dtype != made->dtype || made->sizes.size() != 2) {
     return unsupported("without a result");
   }
-  if (planner.flag("scale_grad_by_freq")) return add_rows(planner, *grad, *index, *made, std::nullopt, std::nullopt);
-  const OpTensor to = cleared(planner, *made);
-  IndexedPoints points(planner, to);
+  if (node.flag("scale_grad_by_freq")) return add_rows(node, plan, *grad, *index, *made, std::nullopt, std::nullopt);
+  const OpTensor to = cleared(plan, *made);
+  IndexedPoints points(plan, to);
   const size_t rank = index->sizes.size();
   for (size_t d = 0; d < rank; ++d) points.add_dim(index->sizes[d], 0, grad->strides[d]);
   points.add_dim(to.sizes[1], to.strides[1], grad->strides[rank]);
   points.add_index(*index, 0, 0, rank);
-  if (const int64_t padding = planner.integer("padding_idx", -1); padding >= 0) points.skip(padding);
+  if (const int64_t padding = node.integer("padding_idx", -1); padding >= 0) points.skip(padding);
   return points.apply(grad->location, static_cast<int64_t>(rank), {.combine = Combine::kSum});
 }
 
-Status bag_plans::embedding_renorm(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), indices = planner.tensor("indices");
+Status bag_plans::embedding_renorm(OpNode& node, PlanBuilder& plan) {
+  const auto self = node.tensor("self"), indices = node.tensor("indices");
   if (!self || !indices || self->sizes.size() != 2 || !ir::is_float(self->dtype)) return unsupported("of other dims");
-  const auto made = planner.result(0);
+  const auto made = node.result(0);
   if (made && (made->location.buffer != self->location.buffer || made->location.offset != self->location.offset)) {
-    planner.copy(*self, *made);
+    plan.copy(*self, *made);
   }
   const OpTensor& to = made ? *made : *self;
-  const double p = planner.number("norm_type", 2);
+  const double p = node.number("norm_type", 2);
   RenormArguments arguments{.rows = to.sizes[0],
                             .length = to.sizes[1],
                             .count = indices->count(),
                             .dtype = static_cast<i64>(to.dtype),
                             .norm = row_norm_of(p),
                             .p = p,
-                            .most = planner.number("max_norm")};
+                            .most = node.number("max_norm")};
   std::ranges::copy(to.strides, arguments.weight_strides);
-  const Location named = planner.packed(*indices, DType::kInt64);
-  const Location marks = planner.scratch(static_cast<uint64_t>(arguments.rows));
-  planner.zero(marks, static_cast<uint64_t>(arguments.rows));
-  planner.add_operand(-1);
-  planner.launch(KernelFile::kBag, "bag_mark", arguments, blocks_for(arguments.count))
+  const Location named = plan.packed(*indices, DType::kInt64);
+  const Location marks = plan.scratch(static_cast<uint64_t>(arguments.rows));
+  plan.zero(marks, static_cast<uint64_t>(arguments.rows));
+  plan.add_operand(-1);
+  plan.launch(KernelFile::kBag, "bag_mark", arguments, blocks_for(arguments.count))
       .at(&RenormArguments::indices, named)
       .at(&RenormArguments::marks, marks)
       .failure([](const RenormArguments& words) { return &words.failure; });
-  planner.launch(KernelFile::kBag, "bag_renorm", arguments, std::min(arguments.rows, kMaxBlocks), 128)
+  plan.launch(KernelFile::kBag, "bag_renorm", arguments, std::min(arguments.rows, kMaxBlocks), 128)
       .at(&RenormArguments::weight, to.location)
       .at(&RenormArguments::marks, marks);
   return {};

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "worker/targets/cuda/kernels/arguments.h"
-#include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/op_complex.h"
 #include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Elements that are computed from their position, and ops that consist of copies.
@@ -13,53 +13,51 @@ namespace {
 
 using ir::DType;
 
-Status range(OpPlanner& planner, const RangeArguments& range, const OpTensor& to) {
-  planner.launch(KernelFile::kFill, "fill_range", range, blocks_for(range.count))
-      .at(&RangeArguments::out, planner.output(to));
+Status range(PlanBuilder& plan, const RangeArguments& range, const OpTensor& to) {
+  plan.launch(KernelFile::kFill, "fill_range", range, blocks_for(range.count))
+      .at(&RangeArguments::out, plan.output(to));
   return {};
 }
 
 // Start and end may be tensors without dims.
-Status fill_linspace(OpPlanner& planner, bool raises) {
-  const std::optional<OpTensor> to = planner.result(0);
+Status fill_linspace(OpNode& node, PlanBuilder& plan, bool raises) {
+  const std::optional<OpTensor> to = node.result(0);
   if (!to) return unsupported("without a result");
   const auto number = [&](std::string_view name) {
-    if (planner.tensor(name)) return 0.0;
-    return ir::is_float(to->dtype) ? planner.number(name) : static_cast<double>(planner.integer(name));
+    if (node.tensor(name)) return 0.0;
+    return ir::is_float(to->dtype) ? node.number(name) : static_cast<double>(node.integer(name));
   };
   const auto location = [&](std::string_view name) {
-    const std::optional<OpTensor> end = planner.tensor(name);
-    return end ? planner.packed(*end, DType::kFloat64) : Location();
+    const std::optional<OpTensor> end = node.tensor(name);
+    return end ? plan.packed(*end, DType::kFloat64) : Location();
   };
   const Location first = location("start"), last = location("end");
-  planner
-      .launch(KernelFile::kFill, "fill_linspace",
+  plan.launch(KernelFile::kFill, "fill_linspace",
               LinspaceArguments{.count = to->count(),
                                 .dtype = static_cast<i64>(to->dtype),
                                 .first = number("start"),
                                 .last = number("end"),
                                 .raises = raises ? 1 : 0,
-                                .base = raises ? planner.number("base", 10) : 0},
+                                .base = raises ? node.number("base", 10) : 0},
               blocks_for(to->count()))
       .at(&LinspaceArguments::first_at, first)
       .at(&LinspaceArguments::last_at, last)
-      .at(&LinspaceArguments::out, planner.output(*to));
+      .at(&LinspaceArguments::out, plan.output(*to));
   return {};
 }
 
 // Complex numbers are filled part by part.
-Status fill_between_complex(OpPlanner& planner, const OpTensor& to) {
+Status fill_between_complex(OpNode& node, PlanBuilder& plan, const OpTensor& to) {
   const auto location = [&](std::string_view name) {
-    std::optional<OpTensor> end = planner.tensor(name);
-    if (!end) end = complex_number(planner, name, DType::kComplex128);
-    return end ? planner.packed(*end, DType::kComplex128) : Location();
+    std::optional<OpTensor> end = node.tensor(name);
+    if (!end) end = complex_number(node, plan, name, DType::kComplex128);
+    return end ? plan.packed(*end, DType::kComplex128) : Location();
   };
-  Location first = location("start"), last = location("end"), out = planner.output(to);
+  Location first = location("start"), last = location("end"), out = plan.output(to);
   if (first.buffer == kNoLocation || last.buffer == kNoLocation) return unsupported("between these ends");
   const DType part = part_of(to.dtype);
   for (int i = 0; i < 2; ++i) {
-    planner
-        .launch(KernelFile::kFill, "fill_linspace",
+    plan.launch(KernelFile::kFill, "fill_linspace",
                 LinspaceArguments{.count = to.count(), .dtype = static_cast<i64>(part), .step = 2},
                 blocks_for(to.count()))
         .at(&LinspaceArguments::first_at, first)
@@ -72,42 +70,29 @@ Status fill_between_complex(OpPlanner& planner, const OpTensor& to) {
   return {};
 }
 
-// A slice of a tensor along a dim.
-OpTensor part(const OpTensor& whole, size_t dim, int64_t begin, int64_t size, int64_t step = 1) {
-  OpTensor made = whole;
-  made.location.offset += static_cast<uint64_t>(begin * whole.strides[dim]) * ir::item_size(whole.dtype);
-  made.sizes[dim] = size;
-  made.strides[dim] *= step;
-  return made;
-}
-
 // The result, contiguous. It is in scratch memory if it is strided or an operand shares its buffer.
-std::optional<OpTensor> packed_result(OpPlanner& planner) {
-  std::optional<OpTensor> to = planner.result(0);
+std::optional<OpTensor> packed_result(OpNode& node, PlanBuilder& plan) {
+  std::optional<OpTensor> to = node.result(0);
   if (!to) return to;
-  to->location = planner.output(*to);
+  to->location = plan.output(*to);
   to->strides = packed_strides(to->sizes);
   return to;
 }
 
-bool find_tensors(OpPlanner& planner, std::vector<OpTensor>* tensors) {
-  const ir::Arg* const list = planner.argument("tensors");
+bool find_tensors(OpNode& node, std::vector<OpTensor>* tensors) {
+  const ir::Arg* const list = node.argument("tensors");
   if (list == nullptr || list->tag != ir::ArgTag::kList) return false;
   for (const ir::Arg& item : list->items) {
     if (item.tag != ir::ArgTag::kView) return false;
-    tensors->push_back(planner.tensor_of(item.a));
+    tensors->push_back(node.tensor_of(item.a));
   }
   return true;
 }
 
-size_t dim_in(int64_t dim, size_t rank) {
-  return static_cast<size_t>(dim < 0 ? dim + static_cast<int64_t>(rank) : dim);
-}
-
 // A slice's begin, and its size for the given step.
-std::pair<int64_t, int64_t> slice_of(OpPlanner& planner, int64_t size, int64_t step) {
+std::pair<int64_t, int64_t> slice_of(OpNode& node, int64_t size, int64_t step) {
   const auto position = [&](std::string_view name, int64_t otherwise) {
-    const int64_t given = planner.integer(name, otherwise);
+    const int64_t given = node.integer(name, otherwise);
     return std::clamp<int64_t>(given < 0 ? given + size : given, 0, size);
   };
   const int64_t begin = position("start", 0), end = std::max(position("end", size), begin);
@@ -115,58 +100,57 @@ std::pair<int64_t, int64_t> slice_of(OpPlanner& planner, int64_t size, int64_t s
 }
 
 // Copies `self`, or zeros, and replaces a part with `source`.
-Status replace(OpPlanner& planner, std::string_view source, bool slices) {
-  const std::optional<OpTensor> from = planner.tensor(source), self = planner.tensor("self");
-  const std::optional<OpTensor> to = packed_result(planner);
+Status replace(OpNode& node, PlanBuilder& plan, std::string_view source, bool slices) {
+  const std::optional<OpTensor> from = node.tensor(source), self = node.tensor("self");
+  const std::optional<OpTensor> to = packed_result(node, plan);
   if (!from || !to || to->sizes.empty()) return unsupported("without a result");
-  const size_t dim = dim_in(planner.integer("dim"), to->sizes.size());
+  const size_t dim = wrap_dim(node.integer("dim"), to->sizes.size());
   if (self) {
-    planner.copy(*self, *to);
+    plan.copy(*self, *to);
   } else {
-    planner.zero(to->location, to->nbytes());
+    plan.zero(to->location, to->nbytes());
   }
   const int64_t size = to->sizes[dim];
   if (slices) {
-    const int64_t step = planner.integer("step", 1);
-    const auto [begin, count] = slice_of(planner, size, step);
-    planner.copy(*from, part(*to, dim, begin, count, step));
+    const int64_t step = node.integer("step", 1);
+    const auto [begin, count] = slice_of(node, size, step);
+    plan.copy(*from, slice(*to, dim, begin, count, step));
     return {};
   }
-  const int64_t index = planner.integer("index");
+  const int64_t index = node.integer("index");
   OpTensor one = *from;
   one.sizes.insert(one.sizes.begin() + static_cast<std::ptrdiff_t>(dim), 1);
   one.strides.insert(one.strides.begin() + static_cast<std::ptrdiff_t>(dim), 0);
-  planner.copy(one, part(*to, dim, index < 0 ? index + size : index, 1));
+  plan.copy(one, slice(*to, dim, index < 0 ? index + size : index, 1));
   return {};
 }
 
 // Rolls dims one after the other: along each dim, two pieces swap places.
-void roll_dims(OpPlanner& planner, const OpTensor& from, const OpTensor& to,
+void roll_dims(PlanBuilder& plan, const OpTensor& from, const OpTensor& to,
                std::span<const std::pair<size_t, int64_t>> shifts) {
-  if (shifts.empty()) return planner.copy(from, to);
+  if (shifts.empty()) return plan.copy(from, to);
   const auto [dim, given] = shifts.front();
   const int64_t size = from.sizes[dim];
   if (size == 0) return;
   const int64_t shift = (given % size + size) % size;
-  roll_dims(planner, part(from, dim, 0, size - shift), part(to, dim, shift, size - shift), shifts.subspan(1));
-  if (shift != 0) roll_dims(planner, part(from, dim, size - shift, shift), part(to, dim, 0, shift), shifts.subspan(1));
+  roll_dims(plan, slice(from, dim, 0, size - shift), slice(to, dim, shift, size - shift), shifts.subspan(1));
+  if (shift != 0) roll_dims(plan, slice(from, dim, size - shift, shift), slice(to, dim, 0, shift), shifts.subspan(1));
 }
 
-Status triangle(OpPlanner& planner, bool upper) {
-  const std::optional<OpTensor> self = planner.tensor("self"), to = planner.result(0);
+Status triangle(OpNode& node, PlanBuilder& plan, bool upper) {
+  const std::optional<OpTensor> self = node.tensor("self"), to = node.result(0);
   if (!self || !to || self->sizes.size() < 2) return unsupported("of no matrix");
-  const Location in = planner.packed(*self);
-  planner
-      .launch(KernelFile::kFill, "triangle",
+  const Location in = plan.packed(*self);
+  plan.launch(KernelFile::kFill, "triangle",
               TriangleArguments{.count = self->count(),
                                 .rows = self->sizes[self->sizes.size() - 2],
                                 .columns = self->sizes.back(),
-                                .diagonal = planner.integer("diagonal"),
+                                .diagonal = node.integer("diagonal"),
                                 .upper = upper ? 1 : 0,
                                 .item = ir::item_size(self->dtype)},
               blocks_for(self->count()))
       .at(&TriangleArguments::in, in)
-      .at(&TriangleArguments::out, planner.output(*to));
+      .at(&TriangleArguments::out, plan.output(*to));
   return {};
 }
 
@@ -189,7 +173,7 @@ OpTensor diagonal_of(const OpTensor& tensor, int64_t offset) {
 
 // Moves these two dims to the end.
 OpTensor with_matrices(const OpTensor& tensor, int64_t first, int64_t second) {
-  const size_t rank = tensor.sizes.size(), rows = dim_in(first, rank), columns = dim_in(second, rank);
+  const size_t rank = tensor.sizes.size(), rows = wrap_dim(first, rank), columns = wrap_dim(second, rank);
   OpTensor made = tensor;
   made.sizes.clear();
   made.strides.clear();
@@ -205,132 +189,126 @@ OpTensor with_matrices(const OpTensor& tensor, int64_t first, int64_t second) {
   return made;
 }
 
-void clear(OpPlanner& planner, const OpTensor& to) {
-  OpTensor zeros = to;
-  if (!to.is_packed()) {
-    zeros.strides = packed_strides(zeros.sizes);
-    zeros.location = planner.scratch(zeros.nbytes());
-  }
-  planner.zero(zeros.location, zeros.nbytes());
-  if (!to.is_packed()) planner.copy(zeros, to);
+void clear(PlanBuilder& plan, const OpTensor& to) {
+  const OpTensor zeros = to.is_packed() ? to : plan.scratch_tensor(to.dtype, to.sizes);
+  plan.zero(zeros.location, zeros.nbytes());
+  if (!to.is_packed()) plan.copy(zeros, to);
 }
 
 uint64_t one_of(DType dtype) { return ir::is_float(dtype) ? float_bits(1, dtype) : 1; }
 
 // Copies `self`, or zeros, and replaces a diagonal with `source`.
-Status replace_diagonal(OpPlanner& planner, std::string_view source) {
-  const std::optional<OpTensor> from = planner.tensor(source), self = planner.tensor("self");
-  const std::optional<OpTensor> to = packed_result(planner);
+Status replace_diagonal(OpNode& node, PlanBuilder& plan, std::string_view source) {
+  const std::optional<OpTensor> from = node.tensor(source), self = node.tensor("self");
+  const std::optional<OpTensor> to = packed_result(node, plan);
   if (!from || !to || to->sizes.size() < 2) return unsupported("without a result");
   if (self) {
-    planner.copy(*self, *to);
+    plan.copy(*self, *to);
   } else {
-    planner.zero(to->location, to->nbytes());
+    plan.zero(to->location, to->nbytes());
   }
-  const OpTensor matrices = with_matrices(*to, planner.integer("dim1", 0), planner.integer("dim2", 1));
-  planner.copy(*from, diagonal_of(matrices, planner.integer("offset")));
+  const OpTensor matrices = with_matrices(*to, node.integer("dim1", 0), node.integer("dim2", 1));
+  plan.copy(*from, diagonal_of(matrices, node.integer("offset")));
   return {};
 }
 
 // Row and column indices of a triangle's elements, row by row.
-Status triangle_indices(OpPlanner& planner, bool upper) {
-  const std::optional<OpTensor> to = planner.result(0);
+Status triangle_indices(OpNode& node, PlanBuilder& plan, bool upper) {
+  const std::optional<OpTensor> to = node.result(0);
   if (!to || to->sizes.size() != 2) return unsupported("without a result");
-  const int64_t rows = planner.integer("row"), columns = planner.integer("col"), offset = planner.integer("offset");
-  OpTensor wide = *to;
-  wide.dtype = DType::kInt64;
-  wide.strides = packed_strides(wide.sizes);
-  wide.location = planner.scratch(wide.nbytes());
-  planner.upload({wide.location, [=, count = to->sizes[1]](std::span<const int64_t>) {
-                    std::vector<std::byte> bytes(static_cast<size_t>(count) * 16);
-                    int64_t made = 0;
-                    const auto put = [&](int64_t at, int64_t x) {
-                      std::memcpy(bytes.data() + 8 * static_cast<size_t>(at), &x, 8);
-                    };
-                    for (int64_t row = 0; row < rows; ++row) {
-                      const int64_t first = upper ? std::clamp<int64_t>(row + offset, 0, columns) : 0;
-                      const int64_t last = upper ? columns : std::clamp<int64_t>(row + offset + 1, 0, columns);
-                      for (int64_t column = first; column < last && made < count; ++column, ++made) {
-                        put(made, row);
-                        put(count + made, column);
-                      }
-                    }
-                    return bytes;
-                  }});
-  planner.copy(wide, *to);
+  const int64_t rows = node.integer("row"), columns = node.integer("col"), offset = node.integer("offset");
+  const OpTensor wide = plan.scratch_tensor(DType::kInt64, to->sizes);
+  plan.upload({wide.location, [=, count = to->sizes[1]](std::span<const int64_t>) {
+                 std::vector<std::byte> bytes(static_cast<size_t>(count) * 16);
+                 int64_t made = 0;
+                 const auto put = [&](int64_t at, int64_t x) {
+                   std::memcpy(bytes.data() + 8 * static_cast<size_t>(at), &x, 8);
+                 };
+                 for (int64_t row = 0; row < rows; ++row) {
+                   const int64_t first = upper ? std::clamp<int64_t>(row + offset, 0, columns) : 0;
+                   const int64_t last = upper ? columns : std::clamp<int64_t>(row + offset + 1, 0, columns);
+                   for (int64_t column = first; column < last && made < count; ++column, ++made) {
+                     put(made, row);
+                     put(count + made, column);
+                   }
+                 }
+                 return bytes;
+               }});
+  plan.copy(wide, *to);
   return {};
 }
 
 }  // namespace
 
-Status fill_plans::arange(OpPlanner& planner) {
-  const std::optional<OpTensor> to = planner.result(0);
+Status fill_plans::arange(OpNode& node, PlanBuilder& plan) {
+  const std::optional<OpTensor> to = node.result(0);
   if (!to) return unsupported("without a result");
-  return range(planner,
+  return range(plan,
                {.count = to->count(),
                 .dtype = static_cast<i64>(to->dtype),
-                .first = planner.number("start"),
-                .step = planner.number("step", 1),
-                .int_first = planner.integer("start"),
-                .int_step = planner.integer("step", 1)},
+                .first = node.number("start"),
+                .step = node.number("step", 1),
+                .int_first = node.integer("start"),
+                .int_step = node.integer("step", 1)},
                *to);
 }
 
-Status fill_plans::linspace(OpPlanner& planner) {
-  const std::optional<OpTensor> to = planner.result(0);
-  if (to && ir::is_complex(to->dtype)) return fill_between_complex(planner, *to);
-  return fill_linspace(planner, false);
+Status fill_plans::linspace(OpNode& node, PlanBuilder& plan) {
+  const std::optional<OpTensor> to = node.result(0);
+  if (to && ir::is_complex(to->dtype)) return fill_between_complex(node, plan, *to);
+  return fill_linspace(node, plan, false);
 }
 
-Status fill_plans::logspace(OpPlanner& planner) { return fill_linspace(planner, true); }
+Status fill_plans::logspace(OpNode& node, PlanBuilder& plan) { return fill_linspace(node, plan, true); }
 
-Status fill_plans::cat(OpPlanner& planner) {
+Status fill_plans::cat(OpNode& node, PlanBuilder& plan) {
   std::vector<OpTensor> tensors;
-  const std::optional<OpTensor> to = packed_result(planner);
-  if (!to || to->sizes.empty() || !find_tensors(planner, &tensors)) return unsupported("without a list");
-  const size_t dim = dim_in(planner.integer("dim"), to->sizes.size());
+  const std::optional<OpTensor> to = packed_result(node, plan);
+  if (!to || to->sizes.empty() || !find_tensors(node, &tensors)) return unsupported("without a list");
+  const size_t dim = wrap_dim(node.integer("dim"), to->sizes.size());
   int64_t begin = 0;
   for (const OpTensor& tensor : tensors) {
     if (tensor.sizes.size() != to->sizes.size()) continue;  // A legacy empty tensor of one dim, which cat skips.
     const int64_t size = tensor.sizes[dim];
-    planner.copy(tensor, part(*to, dim, begin, size));
+    plan.copy(tensor, slice(*to, dim, begin, size));
     begin += size;
   }
   return {};
 }
 
-Status fill_plans::stack(OpPlanner& planner) {
+Status fill_plans::stack(OpNode& node, PlanBuilder& plan) {
   std::vector<OpTensor> tensors;
-  const std::optional<OpTensor> to = packed_result(planner);
-  if (!to || !find_tensors(planner, &tensors)) return unsupported("without a list");
-  const size_t dim = dim_in(planner.integer("dim"), to->sizes.size());
+  const std::optional<OpTensor> to = packed_result(node, plan);
+  if (!to || !find_tensors(node, &tensors)) return unsupported("without a list");
+  const size_t dim = wrap_dim(node.integer("dim"), to->sizes.size());
   int64_t begin = 0;
   for (OpTensor& tensor : tensors) {
     tensor.sizes.insert(tensor.sizes.begin() + static_cast<std::ptrdiff_t>(dim), 1);
     tensor.strides.insert(tensor.strides.begin() + static_cast<std::ptrdiff_t>(dim), 0);
-    planner.copy(tensor, part(*to, dim, begin++, 1));
+    plan.copy(tensor, slice(*to, dim, begin++, 1));
   }
   return {};
 }
 
-Status fill_plans::slice_backward(OpPlanner& planner) { return replace(planner, "grad_output", true); }
-Status fill_plans::select_backward(OpPlanner& planner) { return replace(planner, "grad_output", false); }
-Status fill_plans::slice_scatter(OpPlanner& planner) { return replace(planner, "src", true); }
-Status fill_plans::select_scatter(OpPlanner& planner) { return replace(planner, "src", false); }
+Status fill_plans::slice_backward(OpNode& node, PlanBuilder& plan) { return replace(node, plan, "grad_output", true); }
+Status fill_plans::select_backward(OpNode& node, PlanBuilder& plan) {
+  return replace(node, plan, "grad_output", false);
+}
+Status fill_plans::slice_scatter(OpNode& node, PlanBuilder& plan) { return replace(node, plan, "src", true); }
+Status fill_plans::select_scatter(OpNode& node, PlanBuilder& plan) { return replace(node, plan, "src", false); }
 
-Status fill_plans::pad(OpPlanner& planner) {
-  const std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
-  const std::vector<int64_t> pads = planner.integers("pad");
+Status fill_plans::pad(OpNode& node, PlanBuilder& plan) {
+  const std::optional<OpTensor> self = node.tensor("self"), to = packed_result(node, plan);
+  const std::vector<int64_t> pads = node.integers("pad");
   if (!self || !to || self->sizes.size() != to->sizes.size()) return unsupported("without a result");
   if (ir::is_complex(to->dtype)) {
-    const std::optional<OpTensor> value = complex_number(planner, "value", to->dtype);
+    const std::optional<OpTensor> value = complex_number(node, plan, "value", to->dtype);
     if (!value) return unsupported("without a number");
-    planner.copy(*value, *to);
+    plan.copy(*value, *to);
   } else {
-    planner
-        .launch(KernelFile::kFill, "fill_bits",
+    plan.launch(KernelFile::kFill, "fill_bits",
                 FillArguments{
-                    .count = to->count(), .item = ir::item_size(to->dtype), .bits = planner.bits("value", to->dtype)},
+                    .count = to->count(), .item = ir::item_size(to->dtype), .bits = node.bits("value", to->dtype)},
                 blocks_for(to->count()))
         .at(&FillArguments::out, to->location);
   }
@@ -339,21 +317,21 @@ Status fill_plans::pad(OpPlanner& planner) {
     const size_t dim = self->sizes.size() - 1 - i / 2;
     const int64_t before = pads[i], after = pads[i + 1];
     const int64_t size = self->sizes[dim] + std::min<int64_t>(before, 0) + std::min<int64_t>(after, 0);
-    from = part(from, dim, std::max<int64_t>(-before, 0), size);
-    inner = part(inner, dim, std::max<int64_t>(before, 0), size);
+    from = slice(from, dim, std::max<int64_t>(-before, 0), size);
+    inner = slice(inner, dim, std::max<int64_t>(before, 0), size);
   }
-  planner.copy(from, inner);
+  plan.copy(from, inner);
   return {};
 }
 
-Status fill_plans::flip(OpPlanner& planner) {
-  const std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
+Status fill_plans::flip(OpNode& node, PlanBuilder& plan) {
+  const std::optional<OpTensor> self = node.tensor("self"), to = packed_result(node, plan);
   if (!self || !to || self->sizes.size() > kMaxDims) return unsupported("of so many dims");
   OpTensor from = *self;
   if (from.count() == 0) return {};
-  for (const int64_t given : planner.integers("dims")) {
+  for (const int64_t given : node.integers("dims")) {
     if (from.sizes.empty()) break;
-    const size_t dim = dim_in(given, from.sizes.size());
+    const size_t dim = wrap_dim(given, from.sizes.size());
     from.location.offset +=
         static_cast<uint64_t>((from.sizes[dim] - 1) * from.strides[dim]) * ir::item_size(from.dtype);
     from.strides[dim] = -from.strides[dim];
@@ -365,19 +343,19 @@ Status fill_plans::flip(OpPlanner& planner) {
     copy.self_strides[d] = from.strides[d];
     copy.value_strides[d] = to->strides[d];
   }
-  planner.launch(KernelFile::kIndex, "index_read", copy, blocks_for(copy.count))
+  plan.launch(KernelFile::kIndex, "index_read", copy, blocks_for(copy.count))
       .at(&IndexArguments::self, from.location)
       .at(&IndexArguments::values, to->location);
   return {};
 }
 
-Status fill_plans::roll(OpPlanner& planner) {
-  std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
-  const std::vector<int64_t> shifts = planner.integers("shifts"), dims = planner.integers("dims");
+Status fill_plans::roll(OpNode& node, PlanBuilder& plan) {
+  std::optional<OpTensor> self = node.tensor("self"), to = packed_result(node, plan);
+  const std::vector<int64_t> shifts = node.integers("shifts"), dims = node.integers("dims");
   if (!self || !to) return unsupported("without a result");
   std::vector<std::pair<size_t, int64_t>> pairs;
   if (dims.empty()) {  // Rolls the flattened tensor.
-    self->location = planner.packed(*self);
+    self->location = plan.packed(*self);
     for (OpTensor* const flat : {&*self, &*to}) {
       flat->sizes = {flat->count()};
       flat->strides = {1};
@@ -387,7 +365,7 @@ Status fill_plans::roll(OpPlanner& planner) {
     return unsupported("of so many dims");
   }
   for (size_t i = 0; i < dims.size() && i < shifts.size(); ++i) {
-    const size_t dim = dim_in(dims[i], self->sizes.size());
+    const size_t dim = wrap_dim(dims[i], self->sizes.size());
     const auto same = std::ranges::find(pairs, dim, &std::pair<size_t, int64_t>::first);
     if (same != pairs.end()) {
       same->second += shifts[i];
@@ -395,85 +373,81 @@ Status fill_plans::roll(OpPlanner& planner) {
       pairs.emplace_back(dim, shifts[i]);
     }
   }
-  roll_dims(planner, *self, *to, pairs);
+  roll_dims(plan, *self, *to, pairs);
   return {};
 }
 
-Status fill_plans::lower_triangle(OpPlanner& planner) { return triangle(planner, false); }
-Status fill_plans::upper_triangle(OpPlanner& planner) { return triangle(planner, true); }
+Status fill_plans::lower_triangle(OpNode& node, PlanBuilder& plan) { return triangle(node, plan, false); }
+Status fill_plans::upper_triangle(OpNode& node, PlanBuilder& plan) { return triangle(node, plan, true); }
 
 // Copies elements of any dtype. Both tensors may share a buffer.
-Status fill_plans::copy(OpPlanner& planner) {
-  const std::optional<OpTensor> from = planner.tensor("src"), to = planner.result(0);
+Status fill_plans::copy(OpNode& node, PlanBuilder& plan) {
+  const std::optional<OpTensor> from = node.tensor("src"), to = node.result(0);
   if (!from || !to) return unsupported("of a number");
-  planner.copy(planner.without_overlap(*from, *to), *to);
+  plan.copy(plan.without_overlap(*from, *to), *to);
   return {};
 }
 
-Status fill_plans::zero(OpPlanner& planner) {
-  const std::optional<OpTensor> to = planner.result(0);
+Status fill_plans::zero(OpNode& node, PlanBuilder& plan) {
+  const std::optional<OpTensor> to = node.result(0);
   if (!to) return unsupported("without a result");
-  clear(planner, *to);
+  clear(plan, *to);
   return {};
 }
 
 // Fills each tensor of a list.
-Status fill_plans::zeros(OpPlanner& planner) {
-  const ir::Arg* const list = planner.argument("self");
-  if (list == nullptr || list->tag != ir::ArgTag::kList || planner.listed_result(0, 0))
-    return unsupported("of numbers");
+Status fill_plans::zeros(OpNode& node, PlanBuilder& plan) {
+  const ir::Arg* const list = node.argument("self");
+  if (list == nullptr || list->tag != ir::ArgTag::kList || node.listed_result(0, 0)) return unsupported("of numbers");
   for (const ir::Arg& item : list->items) {
     if (item.tag != ir::ArgTag::kView) return unsupported("of numbers");
-    clear(planner, planner.tensor_of(item.a));
+    clear(plan, node.tensor_of(item.a));
   }
   return {};
 }
 
-Status fill_plans::eye(OpPlanner& planner) {
-  const std::optional<OpTensor> to = packed_result(planner);
+Status fill_plans::eye(OpNode& node, PlanBuilder& plan) {
+  const std::optional<OpTensor> to = packed_result(node, plan);
   if (!to || to->sizes.size() != 2) return unsupported("without a result");
-  planner.zero(to->location, to->nbytes());
+  plan.zero(to->location, to->nbytes());
   const OpTensor diagonal = diagonal_of(*to, 0);
-  OpTensor ones = diagonal;
-  ones.dtype = part_of(to->dtype);
-  ones.strides = {1};
-  ones.location = planner.scratch(ones.nbytes());
-  planner
-      .launch(KernelFile::kFill, "fill_bits",
+  const OpTensor ones = plan.scratch_tensor(part_of(to->dtype), diagonal.sizes);
+  plan.launch(KernelFile::kFill, "fill_bits",
               FillArguments{.count = ones.count(), .item = ir::item_size(ones.dtype), .bits = one_of(ones.dtype)},
               blocks_for(ones.count()))
       .at(&FillArguments::out, ones.location);
-  planner.copy(ones, diagonal);
+  plan.copy(ones, diagonal);
   return {};
 }
 
-Status fill_plans::embed_diagonal(OpPlanner& planner) {
-  const std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
+Status fill_plans::embed_diagonal(OpNode& node, PlanBuilder& plan) {
+  const std::optional<OpTensor> self = node.tensor("self"), to = packed_result(node, plan);
   if (!self || !to || to->sizes.size() < 2) return unsupported("without a result");
-  planner.zero(to->location, to->nbytes());
-  planner.copy(*self, diagonal_of(with_matrices(*to, planner.integer("dim1", -2), planner.integer("dim2", -1)),
-                                  planner.integer("offset")));
+  plan.zero(to->location, to->nbytes());
+  plan.copy(*self, diagonal_of(with_matrices(*to, node.integer("dim1", -2), node.integer("dim2", -1)),
+                               node.integer("offset")));
   return {};
 }
 
-Status fill_plans::scatter_diagonal(OpPlanner& planner) { return replace_diagonal(planner, "src"); }
-Status fill_plans::diagonal_backward(OpPlanner& planner) { return replace_diagonal(planner, "grad_output"); }
+Status fill_plans::scatter_diagonal(OpNode& node, PlanBuilder& plan) { return replace_diagonal(node, plan, "src"); }
+Status fill_plans::diagonal_backward(OpNode& node, PlanBuilder& plan) {
+  return replace_diagonal(node, plan, "grad_output");
+}
 
-Status fill_plans::copy_diagonal(OpPlanner& planner) {
-  const std::optional<OpTensor> self = planner.tensor("self"), to = packed_result(planner);
+Status fill_plans::copy_diagonal(OpNode& node, PlanBuilder& plan) {
+  const std::optional<OpTensor> self = node.tensor("self"), to = packed_result(node, plan);
   if (!self || !to || self->sizes.size() < 2) return unsupported("without a result");
-  planner.copy(diagonal_of(with_matrices(*self, planner.integer("dim1", 0), planner.integer("dim2", 1)),
-                           planner.integer("offset")),
-               *to);
+  plan.copy(diagonal_of(with_matrices(*self, node.integer("dim1", 0), node.integer("dim2", 1)), node.integer("offset")),
+            *to);
   return {};
 }
 
-Status fill_plans::lower_indices(OpPlanner& planner) { return triangle_indices(planner, false); }
-Status fill_plans::upper_indices(OpPlanner& planner) { return triangle_indices(planner, true); }
+Status fill_plans::lower_indices(OpNode& node, PlanBuilder& plan) { return triangle_indices(node, plan, false); }
+Status fill_plans::upper_indices(OpNode& node, PlanBuilder& plan) { return triangle_indices(node, plan, true); }
 
 // Adds windows along a dim, whose elements are the last dim, to the elements that they were taken from.
-Status fill_plans::unfold_backward(OpPlanner& planner) {
-  const std::optional<OpTensor> grad = planner.tensor("grad_in"), to = planner.result(0);
+Status fill_plans::unfold_backward(OpNode& node, PlanBuilder& plan) {
+  const std::optional<OpTensor> grad = node.tensor("grad_in"), to = node.result(0);
   if (!grad || !to || grad->dtype != to->dtype || grad->sizes.empty()) return unsupported("without a result");
   if (to->dtype == DType::kBool) return unsupported("of bools");
   const bool is_complex = ir::is_complex(to->dtype);
@@ -481,14 +455,14 @@ Status fill_plans::unfold_backward(OpPlanner& planner) {
                                     .length = 1,
                                     .inner = 1,
                                     .windows = 1,
-                                    .size = planner.integer("size"),
-                                    .step = planner.integer("step"),
+                                    .size = node.integer("size"),
+                                    .step = node.integer("step"),
                                     .dtype = static_cast<i64>(part_of(to->dtype))};
   if (!to->sizes.empty()) {
-    const OuterLengthInner dims = split(to->sizes, planner.integer("dim"));
+    const OuterLengthInner dims = split(to->sizes, node.integer("dim"));
     arguments.length = dims.length;
     arguments.inner = dims.inner;
-    arguments.windows = grad->sizes[dim_in(planner.integer("dim"), to->sizes.size())];
+    arguments.windows = grad->sizes[wrap_dim(node.integer("dim"), to->sizes.size())];
   }
   OpTensor from = *grad;
   if (is_complex) {  // The two parts become the last of the inner dims.
@@ -497,10 +471,10 @@ Status fill_plans::unfold_backward(OpPlanner& planner) {
     std::swap(from.sizes[from.sizes.size() - 2], from.sizes.back());
     std::swap(from.strides[from.strides.size() - 2], from.strides.back());
   }
-  const Location in = planner.packed(from);
-  planner.launch(KernelFile::kFill, "unfold_backward", arguments, blocks_for(arguments.count))
+  const Location in = plan.packed(from);
+  plan.launch(KernelFile::kFill, "unfold_backward", arguments, blocks_for(arguments.count))
       .at(&UnfoldBackwardArguments::in, in)
-      .at(&UnfoldBackwardArguments::out, planner.output(*to));
+      .at(&UnfoldBackwardArguments::out, plan.output(*to));
   return {};
 }
 

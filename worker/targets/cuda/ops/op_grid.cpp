@@ -3,7 +3,6 @@
 
 #include "worker/targets/cuda/kernels/grid_arguments.h"
 #include "worker/targets/cuda/ops/index_points.h"
-#include "worker/targets/cuda/ops/op_plan.h"
 #include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Images sampled at the points of a grid (grid_sampler), and the gradients.
@@ -27,7 +26,7 @@ ImageView view_of(const OpTensor& image, size_t space, i64* sizes) {
 }
 
 // Reads the arguments of both passes; `out` is the samples, or their gradient.
-Status read(OpPlanner& planner, const OpTensor& in, const OpTensor& grid, const OpTensor& out, GridArguments* f) {
+Status read(OpNode& node, const OpTensor& in, const OpTensor& grid, const OpTensor& out, GridArguments* f) {
   const size_t rank = in.sizes.size(), space = rank - 2;
   if (rank < 4 || rank > 5 || grid.sizes.size() != rank || out.sizes.size() != rank)
     return unsupported("of other dims");
@@ -41,9 +40,9 @@ Status read(OpPlanner& planner, const OpTensor& in, const OpTensor& grid, const 
   for (size_t d = 0; d < space; ++d) f->grid_strides[1 + kSpace - space + d] = grid.strides[1 + d];
   f->grid_strides[4] = grid.strides[rank - 1];
   f->dtype = static_cast<i64>(in.dtype);
-  f->interpolation = static_cast<GridInterpolation>(planner.integer("interpolation_mode"));
-  f->padding = static_cast<GridPadding>(planner.integer("padding_mode"));
-  f->align_corners = planner.flag("align_corners") ? 1 : 0;
+  f->interpolation = static_cast<GridInterpolation>(node.integer("interpolation_mode"));
+  f->padding = static_cast<GridPadding>(node.integer("padding_mode"));
+  f->align_corners = node.flag("align_corners") ? 1 : 0;
   if (f->interpolation > GridInterpolation::kCubic || f->padding > GridPadding::kReflection) return unsupported("so");
   const i64 each = f->interpolation == GridInterpolation::kCubic     ? 4
                    : f->interpolation == GridInterpolation::kNearest ? 1
@@ -53,23 +52,17 @@ Status read(OpPlanner& planner, const OpTensor& in, const OpTensor& grid, const 
 }
 
 // The gradient of the image. Elements that several grid points sample accumulate in the order of these points.
-Status spread(OpPlanner& planner, GridArguments f, const OpTensor& grid, const OpTensor& grad, const OpTensor& to) {
+Status spread(PlanBuilder& plan, GridArguments f, const OpTensor& grid, const OpTensor& grad, const OpTensor& to) {
   const i64 points = f.out_sizes[0] * f.out_sizes[1] * f.out_sizes[2];
   const i64 space = f.in_sizes[0] * f.in_sizes[1] * f.in_sizes[2];
-  OpTensor sums = to;  // [batch, channels, space], in f32 for half types, so that sums are rounded less.
-  sums.dtype = to.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-  sums.strides = packed_strides(to.sizes);
-  sums.location = planner.scratch(sums.nbytes());
-  planner.zero(sums.location, sums.nbytes());
+  // [batch, channels, space], in f32 for half types, so that sums are rounded less.
+  const OpTensor sums = plan.scratch_tensor(to.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32, to.sizes);
+  plan.zero(sums.location, sums.nbytes());
   f.value_dtype = static_cast<i64>(sums.dtype);
-  OpTensor positions;
-  positions.dtype = DType::kInt64;
-  positions.sizes = {f.batch, points * f.taps};
-  positions.strides = packed_strides(positions.sizes);
-  positions.location = planner.scratch(positions.nbytes());
+  const OpTensor positions = plan.scratch_tensor(DType::kInt64, {f.batch, points * f.taps});
   const auto count = static_cast<uint64_t>(positions.count() * f.channels);
-  const Location values = planner.scratch(count * ir::item_size(sums.dtype));
-  planner.launch(KernelFile::kGrid, "grid_spread", f, blocks_for(f.batch * points))
+  const Location values = plan.scratch(count * ir::item_size(sums.dtype));
+  plan.launch(KernelFile::kGrid, "grid_spread", f, blocks_for(f.batch * points))
       .at_word([](const GridArguments& words) { return &words.out.address; }, grad.location)
       .at(&GridArguments::grid, grid.location)
       .at(&GridArguments::positions, positions.location)
@@ -77,48 +70,47 @@ Status spread(OpPlanner& planner, GridArguments f, const OpTensor& grid, const O
   OpTensor flat = sums;
   flat.sizes = {f.batch, f.channels, space};
   flat.strides = packed_strides(flat.sizes);
-  IndexedPoints all(planner, flat);
+  IndexedPoints all(plan, flat);
   all.add_dim(f.batch, flat.strides[0], positions.strides[0] * f.channels);
   all.add_dim(positions.sizes[1], 0, f.channels);
   all.add_dim(f.channels, space, 1);
   all.add_index(positions, 2, 0, 2);
   all.skip(-1);
   const Status status = all.apply(values, 2, {.combine = Combine::kSum});
-  planner.copy(sums, to);
+  plan.copy(sums, to);
   return status;
 }
 
 }  // namespace
 
-Status grid_plans::forward(OpPlanner& planner) {
-  const auto in = planner.tensor("input"), grid = planner.tensor("grid"), to = planner.result(0);
+Status grid_plans::forward(OpNode& node, PlanBuilder& plan) {
+  const auto in = node.tensor("input"), grid = node.tensor("grid"), to = node.result(0);
   if (!in || !grid || !to) return unsupported("without a result");
   GridArguments f;
-  if (Status status = read(planner, *in, *grid, *to, &f); !status.ok()) return status;
-  planner.launch(KernelFile::kGrid, "grid_forward", f, blocks_for(to->count()))
+  if (Status status = read(node, *in, *grid, *to, &f); !status.ok()) return status;
+  plan.launch(KernelFile::kGrid, "grid_forward", f, blocks_for(to->count()))
       .at_word([](const GridArguments& words) { return &words.in.address; }, in->location)
       .at_word([](const GridArguments& words) { return &words.out.address; }, to->location)
       .at(&GridArguments::grid, grid->location);
   return {};
 }
 
-Status grid_plans::backward(OpPlanner& planner) {
-  const auto grad = planner.tensor("grad_output"), in = planner.tensor("input"), grid = planner.tensor("grid");
-  const auto to_image = planner.result(0), to_grid = planner.result(1);
+Status grid_plans::backward(OpNode& node, PlanBuilder& plan) {
+  const auto grad = node.tensor("grad_output"), in = node.tensor("input"), grid = node.tensor("grid");
+  const auto to_image = node.result(0), to_grid = node.result(1);
   if (!grad || !in || !grid) return unsupported("without operands");
   GridArguments f;
-  if (Status status = read(planner, *in, *grid, *grad, &f); !status.ok()) return status;
+  if (Status status = read(node, *in, *grid, *grad, &f); !status.ok()) return status;
   if (to_image && to_image->sizes == in->sizes) {
-    if (Status status = spread(planner, f, *grid, *grad, *to_image); !status.ok()) return status;
+    if (Status status = spread(plan, f, *grid, *grad, *to_image); !status.ok()) return status;
   }
   if (!to_grid) return {};
-  planner
-      .launch(KernelFile::kGrid, "grid_backward", f,
+  plan.launch(KernelFile::kGrid, "grid_backward", f,
               blocks_for(f.batch * f.out_sizes[0] * f.out_sizes[1] * f.out_sizes[2]))
       .at_word([](const GridArguments& words) { return &words.in.address; }, in->location)
       .at_word([](const GridArguments& words) { return &words.out.address; }, grad->location)
       .at(&GridArguments::grid, grid->location)
-      .at(&GridArguments::grad_grid, planner.output(*to_grid));
+      .at(&GridArguments::grad_grid, plan.output(*to_grid));
   return {};
 }
 

@@ -4,7 +4,6 @@
 
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/kernels/image_arguments.h"
-#include "worker/targets/cuda/ops/op_plan.h"
 #include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Pooling, resampling and padding of images, and their gradients.
@@ -16,8 +15,8 @@ using ir::DType;
 constexpr int kSpace = 3;
 
 // The number of space dims of an op: 2 for "avg_pool2d".
-int space_of(const OpPlanner& planner) {
-  const std::string_view op = planner.op();
+int space_of(const OpNode& node) {
+  const std::string_view op = node.op();
   for (const auto& [name, dims] : {std::pair{"1d", 1}, {"2d", 2}, {"3d", 3}}) {
     if (op.find(name) != std::string_view::npos) return dims;
   }
@@ -48,8 +47,8 @@ bool read_image(const OpTensor& tensor, int space, Image* image) {
 }
 
 // Reads a list argument into the last `space` entries. An empty argument leaves the defaults.
-bool read_list(OpPlanner& planner, std::string_view name, int space, i64* list) {
-  std::vector<int64_t> given = planner.integers(name);
+bool read_list(OpNode& node, std::string_view name, int space, i64* list) {
+  std::vector<int64_t> given = node.integers(name);
   const auto dims = static_cast<size_t>(space);
   if (given.size() == 1) given.resize(dims, given[0]);
   if (given.empty()) return true;
@@ -62,11 +61,11 @@ bool read_list(OpPlanner& planner, std::string_view name, int space, i64* list) 
 
 enum class Pool : uint8_t { kMax, kMean };
 
-Status pool(OpPlanner& planner, Pool how, bool adaptive, bool backward) {
-  const int space = space_of(planner);
-  const auto self = planner.tensor("self"), grad = planner.tensor("grad_output");
-  const auto result = planner.result(0);
-  auto positions = backward ? planner.tensor("indices") : planner.result(1);
+Status pool(OpNode& node, PlanBuilder& plan, Pool how, bool adaptive, bool backward) {
+  const int space = space_of(node);
+  const auto self = node.tensor("self"), grad = node.tensor("grad_output");
+  const auto result = node.result(0);
+  auto positions = backward ? node.tensor("indices") : node.result(1);
   const auto& large = backward ? result : self;
   const auto& small = backward ? grad : result;
   const bool most = how == Pool::kMax;
@@ -88,18 +87,18 @@ Status pool(OpPlanner& planner, Pool how, bool adaptive, bool backward) {
     arguments.positions = of_places.view;
   }
   if (!adaptive) {
-    bool good = read_list(planner, "kernel_size", space, arguments.kernel);
+    bool good = read_list(node, "kernel_size", space, arguments.kernel);
     std::ranges::copy(arguments.kernel, arguments.stride);
-    good = good && read_list(planner, "stride", space, arguments.stride) &&
-           read_list(planner, "padding", space, arguments.padding) &&
-           read_list(planner, "dilation", space, arguments.dilation);
+    good = good && read_list(node, "stride", space, arguments.stride) &&
+           read_list(node, "padding", space, arguments.padding) &&
+           read_list(node, "dilation", space, arguments.dilation);
     if (!good) return unsupported("with lists of another length than the dims");
-    arguments.counts_padding = planner.flag("count_include_pad") ? 1 : 0;
-    arguments.divisor = planner.integer("divisor_override");
+    arguments.counts_padding = node.flag("count_include_pad") ? 1 : 0;
+    arguments.divisor = node.integer("divisor_override");
   }
   const char* const kernel =
       most ? (backward ? "image_max_backward" : "image_max") : (backward ? "image_mean_backward" : "image_mean");
-  planner.launch(KernelFile::kImage, kernel, arguments, blocks_for(result->count()))
+  plan.launch(KernelFile::kImage, kernel, arguments, blocks_for(result->count()))
       .at_word([](const PoolArguments& made) { return &made.large.address; }, large->location)
       .at_word([](const PoolArguments& made) { return &made.small.address; }, small->location)
       .at_word([](const PoolArguments& made) { return &made.positions.address; },
@@ -109,9 +108,9 @@ Status pool(OpPlanner& planner, Pool how, bool adaptive, bool backward) {
 
 // --- resampling ------------------------------------------------------------------------------------------------------
 
-Status resample_floats(OpPlanner& planner, ResampleArguments arguments, bool backward, const OpTensor& in,
+Status resample_floats(OpNode& node, PlanBuilder& plan, ResampleArguments arguments, bool backward, const OpTensor& in,
                        const OpTensor& out) {
-  const int space = space_of(planner);
+  const int space = space_of(node);
   Image of_in, of_out;
   if (!read_image(in, space, &of_in) || !read_image(out, space, &of_out)) return unsupported("of such dims");
   arguments.in = of_in.view;
@@ -126,11 +125,11 @@ Status resample_floats(OpPlanner& planner, ResampleArguments arguments, bool bac
     const i64 from = of_in.sizes[d], to = of_out.sizes[d];
     double scale = to != 0 ? static_cast<double>(from) / static_cast<double>(to) : 1;
     const std::string_view name = space == 1 ? std::string_view("scales") : kNames[static_cast<size_t>(d)];
-    const double wanted = planner.number(name);
+    const double wanted = node.number(name);
     const bool same = arguments.how == Resample::kNearest && (to == from || to == 2 * from);
     if (arguments.align_corners != 0) {
       scale = to > 1 ? static_cast<double>(from - 1) / static_cast<double>(to - 1) : 0;
-    } else if (planner.has(name) && wanted > 0 && !same) {
+    } else if (node.has(name) && wanted > 0 && !same) {
       scale = 1 / wanted;
     }
     arguments.scales[d] = scale;
@@ -138,7 +137,7 @@ Status resample_floats(OpPlanner& planner, ResampleArguments arguments, bool bac
   const bool filters = arguments.how == Resample::kTriangle || arguments.how == Resample::kCubicFilter;
   const char* const kernel = filters ? (backward ? "image_filter_backward" : "image_filter")
                                      : (backward ? "image_resample_backward" : "image_resample");
-  planner.launch(KernelFile::kImage, kernel, arguments, blocks_for((backward ? in : out).count()))
+  plan.launch(KernelFile::kImage, kernel, arguments, blocks_for((backward ? in : out).count()))
       .at_word([](const ResampleArguments& made) { return &made.in.address; }, in.location)
       .at_word([](const ResampleArguments& made) { return &made.out.address; }, out.location);
   return {};
@@ -154,52 +153,48 @@ OpTensor half_of(const OpTensor& tensor, DType dtype, bool second) {
 }
 
 // Resamples integers that are only selected, as f64, which represents all of them exactly.
-Status resample_integers(OpPlanner& planner, const ResampleArguments& arguments, const OpTensor& in,
+Status resample_integers(OpNode& node, PlanBuilder& plan, const ResampleArguments& arguments, const OpTensor& in,
                          const OpTensor& out) {
-  OpTensor from = in, to = out;
-  from.dtype = to.dtype = DType::kFloat64;
-  from.strides = packed_strides(from.sizes);
-  to.strides = packed_strides(to.sizes);
-  from.location = planner.scratch(from.nbytes());
-  to.location = planner.scratch(to.nbytes());
-  planner.copy(in, from);
-  if (Status status = resample_floats(planner, arguments, false, from, to); !status.ok()) return status;
-  planner.copy(to, out);
+  const OpTensor from = plan.scratch_tensor(DType::kFloat64, in.sizes),
+                 to = plan.scratch_tensor(DType::kFloat64, out.sizes);
+  plan.copy(in, from);
+  if (Status status = resample_floats(node, plan, arguments, false, from, to); !status.ok()) return status;
+  plan.copy(to, out);
   return {};
 }
 
-Status resample(OpPlanner& planner, const ResampleArguments& arguments, bool backward) {
-  const auto given = planner.tensor(backward ? "grad_output" : "self"), result = planner.result(0);
+Status resample(OpNode& node, PlanBuilder& plan, const ResampleArguments& arguments, bool backward) {
+  const auto given = node.tensor(backward ? "grad_output" : "self"), result = node.result(0);
   if (!given || !result) return unsupported("without operands");
   if (given->dtype != result->dtype) return unsupported("of two dtypes");
   const OpTensor &in = backward ? *result : *given, &out = backward ? *given : *result;
   const DType dtype = result->dtype;
-  if (ir::is_float(dtype)) return resample_floats(planner, arguments, backward, in, out);
+  if (ir::is_float(dtype)) return resample_floats(node, plan, arguments, backward, in, out);
   const bool pads = arguments.how == Resample::kReflect || arguments.how == Resample::kReplicate;
   const bool picks = pads || arguments.how == Resample::kNearest || arguments.how == Resample::kNearestExact;
   if (!picks || (backward && !ir::is_complex(dtype))) return unsupported("of integers");
-  if (!ir::is_complex(dtype) && dtype != DType::kInt64) return resample_integers(planner, arguments, in, out);
+  if (!ir::is_complex(dtype) && dtype != DType::kInt64) return resample_integers(node, plan, arguments, in, out);
   const DType part = dtype == DType::kInt64 ? DType::kInt32 : part_of(dtype);
   for (const bool second : {false, true}) {
     const OpTensor from = half_of(in, part, second), to = half_of(out, part, second);
-    Status status = dtype == DType::kInt64 ? resample_integers(planner, arguments, from, to)
-                                           : resample_floats(planner, arguments, backward, from, to);
+    Status status = dtype == DType::kInt64 ? resample_integers(node, plan, arguments, from, to)
+                                           : resample_floats(node, plan, arguments, backward, from, to);
     if (!status.ok()) return status;
   }
   return {};
 }
 
-Status resample(OpPlanner& planner, Resample how, bool backward) {
-  return resample(planner, {.how = how, .align_corners = planner.flag("align_corners") ? 1 : 0}, backward);
+Status resample(OpNode& node, PlanBuilder& plan, Resample how, bool backward) {
+  return resample(node, plan, {.how = how, .align_corners = node.flag("align_corners") ? 1 : 0}, backward);
 }
 
 // Reads pairs of numbers, the last dim first.
-Status pad(OpPlanner& planner, Resample how, bool backward) {
+Status pad(OpNode& node, PlanBuilder& plan, Resample how, bool backward) {
   ResampleArguments arguments{.how = how};
-  const std::vector<int64_t> padding = planner.integers("padding");
+  const std::vector<int64_t> padding = node.integers("padding");
   for (size_t i = 0; i + 1 < padding.size() && i / 2 < kSpace; i += 2)
     arguments.before[kSpace - 1 - i / 2] = padding[i];
-  return resample(planner, arguments, backward);
+  return resample(node, plan, arguments, backward);
 }
 
 // --- ops that only move elements -------------------------------------------------------------------------------------
@@ -220,9 +215,9 @@ OpTensor as(const OpTensor& tensor, const Dims& dims) {
 }
 
 // Rearranges [channels * factor^2, rows, columns] to [channels, rows * factor, columns * factor], or back.
-Status shuffle_pixels(OpPlanner& planner, bool into_space) {
-  const auto self = planner.tensor("self"), result = planner.result(0);
-  const int64_t factor = planner.integer(into_space ? "upscale_factor" : "downscale_factor");
+Status shuffle_pixels(OpNode& node, PlanBuilder& plan, bool into_space) {
+  const auto self = node.tensor("self"), result = node.result(0);
+  const int64_t factor = node.integer(into_space ? "upscale_factor" : "downscale_factor");
   if (!self || !result || self->sizes.size() < 3 || factor < 1) return unsupported("of such dims");
   const OpTensor &deep = into_space ? *self : *result, &wide = into_space ? *result : *self;
   const size_t rank = wide.sizes.size(), c = rank - 3;
@@ -239,8 +234,8 @@ Status shuffle_pixels(OpPlanner& planner, bool into_space) {
     of_deep.add(factor, deep.strides[c] * (d == 1 ? factor : 1));
     of_wide.add(factor, wide.strides[c + d]);
   }
-  planner.copy(as(into_space ? deep : wide, into_space ? of_deep : of_wide),
-               as(into_space ? wide : deep, into_space ? of_wide : of_deep));
+  plan.copy(as(into_space ? deep : wide, into_space ? of_deep : of_wide),
+            as(into_space ? wide : deep, into_space ? of_wide : of_deep));
   return {};
 }
 
@@ -248,12 +243,12 @@ constexpr size_t kWindowDims = 2;
 struct WindowLists {
   std::vector<int64_t> kernel, dilation, padding, stride;
 };
-bool read_windows(OpPlanner& planner, WindowLists* lists) {
+bool read_windows(OpNode& node, WindowLists* lists) {
   for (const auto& [name, list] : {std::pair("kernel_size", &lists->kernel),
                                    {"dilation", &lists->dilation},
                                    {"padding", &lists->padding},
                                    {"stride", &lists->stride}}) {
-    *list = planner.integers(name);
+    *list = node.integers(name);
     if (list->size() == 1) list->resize(kWindowDims, (*list)[0]);
     if (list->size() != kWindowDims) return false;
   }
@@ -264,7 +259,7 @@ int64_t count_windows(const WindowLists& lists, size_t d, int64_t size) {
 }
 
 // col2im: adds each window's elements to the image.
-Status fold_floats(OpPlanner& planner, const WindowLists& lists, const OpTensor& columns, const OpTensor& to) {
+Status fold_floats(PlanBuilder& plan, const WindowLists& lists, const OpTensor& columns, const OpTensor& to) {
   FoldArguments arguments{.dtype = static_cast<i64>(to.dtype)};
   Image image;
   const size_t rank = columns.sizes.size();
@@ -281,7 +276,7 @@ Status fold_floats(OpPlanner& planner, const WindowLists& lists, const OpTensor&
   std::ranges::copy(lists.stride, arguments.stride);
   std::ranges::copy(lists.padding, arguments.padding);
   std::ranges::copy(lists.dilation, arguments.dilation);
-  planner.launch(KernelFile::kImage, "image_fold", arguments, blocks_for(to.count()))
+  plan.launch(KernelFile::kImage, "image_fold", arguments, blocks_for(to.count()))
       .at_word([](const FoldArguments& made) { return &made.image.address; }, to.location)
       .at(&FoldArguments::columns, columns.location);
   return {};
@@ -289,43 +284,69 @@ Status fold_floats(OpPlanner& planner, const WindowLists& lists, const OpTensor&
 
 }  // namespace
 
-Status image_plans::max(OpPlanner& planner) { return pool(planner, Pool::kMax, false, false); }
-Status image_plans::max_backward(OpPlanner& planner) { return pool(planner, Pool::kMax, false, true); }
-Status image_plans::adaptive_max(OpPlanner& planner) { return pool(planner, Pool::kMax, true, false); }
-Status image_plans::adaptive_max_backward(OpPlanner& planner) { return pool(planner, Pool::kMax, true, true); }
-Status image_plans::mean(OpPlanner& planner) { return pool(planner, Pool::kMean, false, false); }
-Status image_plans::mean_backward(OpPlanner& planner) { return pool(planner, Pool::kMean, false, true); }
-Status image_plans::adaptive_mean(OpPlanner& planner) { return pool(planner, Pool::kMean, true, false); }
-Status image_plans::adaptive_mean_backward(OpPlanner& planner) { return pool(planner, Pool::kMean, true, true); }
-
-Status image_plans::nearest(OpPlanner& planner) { return resample(planner, Resample::kNearest, false); }
-Status image_plans::nearest_backward(OpPlanner& planner) { return resample(planner, Resample::kNearest, true); }
-Status image_plans::nearest_exact(OpPlanner& planner) { return resample(planner, Resample::kNearestExact, false); }
-Status image_plans::nearest_exact_backward(OpPlanner& planner) {
-  return resample(planner, Resample::kNearestExact, true);
+Status image_plans::max(OpNode& node, PlanBuilder& plan) { return pool(node, plan, Pool::kMax, false, false); }
+Status image_plans::max_backward(OpNode& node, PlanBuilder& plan) { return pool(node, plan, Pool::kMax, false, true); }
+Status image_plans::adaptive_max(OpNode& node, PlanBuilder& plan) { return pool(node, plan, Pool::kMax, true, false); }
+Status image_plans::adaptive_max_backward(OpNode& node, PlanBuilder& plan) {
+  return pool(node, plan, Pool::kMax, true, true);
 }
-Status image_plans::linear(OpPlanner& planner) { return resample(planner, Resample::kLinear, false); }
-Status image_plans::linear_backward(OpPlanner& planner) { return resample(planner, Resample::kLinear, true); }
-Status image_plans::cubic(OpPlanner& planner) { return resample(planner, Resample::kCubic, false); }
-Status image_plans::cubic_backward(OpPlanner& planner) { return resample(planner, Resample::kCubic, true); }
-Status image_plans::triangle(OpPlanner& planner) { return resample(planner, Resample::kTriangle, false); }
-Status image_plans::triangle_backward(OpPlanner& planner) { return resample(planner, Resample::kTriangle, true); }
-Status image_plans::cubic_filter(OpPlanner& planner) { return resample(planner, Resample::kCubicFilter, false); }
-Status image_plans::cubic_filter_backward(OpPlanner& planner) {
-  return resample(planner, Resample::kCubicFilter, true);
+Status image_plans::mean(OpNode& node, PlanBuilder& plan) { return pool(node, plan, Pool::kMean, false, false); }
+Status image_plans::mean_backward(OpNode& node, PlanBuilder& plan) {
+  return pool(node, plan, Pool::kMean, false, true);
+}
+Status image_plans::adaptive_mean(OpNode& node, PlanBuilder& plan) {
+  return pool(node, plan, Pool::kMean, true, false);
+}
+Status image_plans::adaptive_mean_backward(OpNode& node, PlanBuilder& plan) {
+  return pool(node, plan, Pool::kMean, true, true);
 }
 
-Status image_plans::reflect(OpPlanner& planner) { return pad(planner, Resample::kReflect, false); }
-Status image_plans::reflect_backward(OpPlanner& planner) { return pad(planner, Resample::kReflect, true); }
-Status image_plans::replicate(OpPlanner& planner) { return pad(planner, Resample::kReplicate, false); }
-Status image_plans::replicate_backward(OpPlanner& planner) { return pad(planner, Resample::kReplicate, true); }
+Status image_plans::nearest(OpNode& node, PlanBuilder& plan) { return resample(node, plan, Resample::kNearest, false); }
+Status image_plans::nearest_backward(OpNode& node, PlanBuilder& plan) {
+  return resample(node, plan, Resample::kNearest, true);
+}
+Status image_plans::nearest_exact(OpNode& node, PlanBuilder& plan) {
+  return resample(node, plan, Resample::kNearestExact, false);
+}
+Status image_plans::nearest_exact_backward(OpNode& node, PlanBuilder& plan) {
+  return resample(node, plan, Resample::kNearestExact, true);
+}
+Status image_plans::linear(OpNode& node, PlanBuilder& plan) { return resample(node, plan, Resample::kLinear, false); }
+Status image_plans::linear_backward(OpNode& node, PlanBuilder& plan) {
+  return resample(node, plan, Resample::kLinear, true);
+}
+Status image_plans::cubic(OpNode& node, PlanBuilder& plan) { return resample(node, plan, Resample::kCubic, false); }
+Status image_plans::cubic_backward(OpNode& node, PlanBuilder& plan) {
+  return resample(node, plan, Resample::kCubic, true);
+}
+Status image_plans::triangle(OpNode& node, PlanBuilder& plan) {
+  return resample(node, plan, Resample::kTriangle, false);
+}
+Status image_plans::triangle_backward(OpNode& node, PlanBuilder& plan) {
+  return resample(node, plan, Resample::kTriangle, true);
+}
+Status image_plans::cubic_filter(OpNode& node, PlanBuilder& plan) {
+  return resample(node, plan, Resample::kCubicFilter, false);
+}
+Status image_plans::cubic_filter_backward(OpNode& node, PlanBuilder& plan) {
+  return resample(node, plan, Resample::kCubicFilter, true);
+}
 
-Status image_plans::pixels_into_space(OpPlanner& planner) { return shuffle_pixels(planner, true); }
-Status image_plans::pixels_into_channels(OpPlanner& planner) { return shuffle_pixels(planner, false); }
+Status image_plans::reflect(OpNode& node, PlanBuilder& plan) { return pad(node, plan, Resample::kReflect, false); }
+Status image_plans::reflect_backward(OpNode& node, PlanBuilder& plan) {
+  return pad(node, plan, Resample::kReflect, true);
+}
+Status image_plans::replicate(OpNode& node, PlanBuilder& plan) { return pad(node, plan, Resample::kReplicate, false); }
+Status image_plans::replicate_backward(OpNode& node, PlanBuilder& plan) {
+  return pad(node, plan, Resample::kReplicate, true);
+}
 
-Status image_plans::shuffle_channels(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), result = planner.result(0);
-  const int64_t groups = planner.integer("groups");
+Status image_plans::pixels_into_space(OpNode& node, PlanBuilder& plan) { return shuffle_pixels(node, plan, true); }
+Status image_plans::pixels_into_channels(OpNode& node, PlanBuilder& plan) { return shuffle_pixels(node, plan, false); }
+
+Status image_plans::shuffle_channels(OpNode& node, PlanBuilder& plan) {
+  const auto self = node.tensor("self"), result = node.result(0);
+  const int64_t groups = node.integer("groups");
   if (!self || !result || self->sizes.size() < 3 || groups < 1) return unsupported("of such dims");
   Dims from, to;
   const int64_t each = self->sizes[1] / groups;
@@ -339,16 +360,16 @@ Status image_plans::shuffle_channels(OpPlanner& planner) {
     from.add(self->sizes[d], self->strides[d]);
     to.add(self->sizes[d], result->strides[d]);
   }
-  planner.copy(as(*self, from), as(*result, to));
+  plan.copy(as(*self, from), as(*result, to));
   return {};
 }
 
 // im2col: windows of an image as columns. For each position in a window there is a row with the elements of all
 // windows.
-Status image_plans::im2col(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), result = planner.result(0);
+Status image_plans::im2col(OpNode& node, PlanBuilder& plan) {
+  const auto self = node.tensor("self"), result = node.result(0);
   WindowLists lists;
-  if (!read_windows(planner, &lists)) return unsupported("with lists of another length than the dims");
+  if (!read_windows(node, &lists)) return unsupported("with lists of another length than the dims");
   const auto& [kernel, dilation, padding, stride] = lists;
   if (!self || !result || self->sizes.size() < 3 || self->sizes.size() != result->sizes.size() + 1) {
     return unsupported("of such dims");
@@ -356,8 +377,8 @@ Status image_plans::im2col(OpPlanner& planner) {
   const size_t c = self->sizes.size() - 3;  // There may be a batch dim before it.
   OpTensor all = *result;
   all.strides = packed_strides(all.sizes);
-  all.location = planner.output(*result);
-  planner.zero(all.location, all.nbytes());
+  all.location = plan.output(*result);
+  plan.zero(all.location, all.nbytes());
   int64_t windows[kWindowDims];
   for (size_t d = 0; d < kWindowDims; ++d) {
     const int64_t size = self->sizes[c + 1 + d];
@@ -383,36 +404,33 @@ Status image_plans::im2col(OpPlanner& planner) {
     if (from.count() == 0) continue;
     from.location.offset += static_cast<uint64_t>(from_offset) * ir::item_size(from.dtype);
     to.location.offset += static_cast<uint64_t>(to_offset) * ir::item_size(to.dtype);
-    planner.copy(from, to);
+    plan.copy(from, to);
   }
   return {};
 }
 
-Status image_plans::col2im(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), result = planner.result(0);
+Status image_plans::col2im(OpNode& node, PlanBuilder& plan) {
+  const auto self = node.tensor("self"), result = node.result(0);
   WindowLists lists;
-  if (!read_windows(planner, &lists)) return unsupported("with lists of another length than the dims");
+  if (!read_windows(node, &lists)) return unsupported("with lists of another length than the dims");
   if (!self || !result || self->sizes.size() < 2) return unsupported("of such dims");
   const DType dtype = result->dtype;
   if (self->dtype != dtype) return unsupported("of two dtypes");
   if (ir::is_complex(dtype)) {
     const DType part = part_of(dtype);
     for (const bool second : {false, true}) {
-      Status status = fold_floats(planner, lists, half_of(*self, part, second), half_of(*result, part, second));
+      Status status = fold_floats(plan, lists, half_of(*self, part, second), half_of(*result, part, second));
       if (!status.ok()) return status;
     }
     return {};
   }
-  if (ir::is_float(dtype)) return fold_floats(planner, lists, *self, *result);
+  if (ir::is_float(dtype)) return fold_floats(plan, lists, *self, *result);
   if (dtype != DType::kBool) return unsupported("of integers");
-  OpTensor from = *self, to = *result;  // For bools, whether any window has a true element.
-  from.dtype = to.dtype = DType::kFloat32;
-  from.location = planner.packed(*self, from.dtype);
-  from.strides = packed_strides(from.sizes);
-  to.location = planner.scratch(to.nbytes());
-  to.strides = packed_strides(to.sizes);
-  if (Status status = fold_floats(planner, lists, from, to); !status.ok()) return status;
-  planner.copy(to, *result);
+  // For bools, whether any window has a true element.
+  const OpTensor from = plan.packed_tensor(*self, DType::kFloat32),
+                 to = plan.scratch_tensor(DType::kFloat32, result->sizes);
+  if (Status status = fold_floats(plan, lists, from, to); !status.ok()) return status;
+  plan.copy(to, *result);
   return {};
 }
 

@@ -5,8 +5,10 @@
 #include "ir/ops/op_table_generated.h"
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/ops/index_points.h"
-#include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/op_complex.h"
+#include "worker/targets/cuda/ops/op_lowered.h"
 #include "worker/targets/cuda/ops/op_plans_generated.h"
+#include "worker/targets/cuda/ops/op_select.h"
 
 // Reads and writes at indices. Writes to an element that several points share happen in the order of the points. So
 // results are reproducible, and equal those of a single thread.
@@ -15,16 +17,16 @@ namespace {
 
 using ir::DType;
 
-int64_t dim_of(OpPlanner& planner, const OpTensor& self) {
-  const int64_t dim = planner.integer("dim");
+int64_t dim_of(OpNode& node, const OpTensor& self) {
+  const int64_t dim = node.integer("dim");
   return dim < 0 ? dim + std::max<int64_t>(static_cast<int64_t>(self.sizes.size()), 1) : dim;
 }
 
 // The tensor that an op changes: its result with the elements of `self` copied into it, or `self` itself.
-std::optional<OpTensor> target_of(OpPlanner& planner, const OpTensor& self) {
-  const std::optional<OpTensor> to = planner.result(0);
+std::optional<OpTensor> target_of(OpNode& node, PlanBuilder& plan, const OpTensor& self) {
+  const std::optional<OpTensor> to = node.result(0);
   if (to && (to->location.buffer != self.location.buffer || to->location.offset != self.location.offset))
-    planner.copy(self, *to);
+    plan.copy(self, *to);
   return to ? to : self;
 }
 
@@ -51,36 +53,33 @@ bool find_combine(std::string_view name, Combine* combine) {
 }
 
 // A number as one element. None: the argument is not such a number.
-std::optional<OpTensor> number_of(OpPlanner& planner, std::string_view name, DType dtype) {
-  if (ir::is_complex(dtype)) return complex_number(planner, name, dtype);
-  OpTensor number;
-  number.dtype = dtype;
-  number.location = planner.scratch(8);
-  planner
-      .launch(KernelFile::kFill, "fill_bits",
-              FillArguments{.count = 1, .item = ir::item_size(dtype), .bits = planner.bits(name, dtype)}, 1, 32)
+std::optional<OpTensor> number_of(OpNode& node, PlanBuilder& plan, std::string_view name, DType dtype) {
+  if (ir::is_complex(dtype)) return complex_number(node, plan, name, dtype);
+  OpTensor number = plan.scratch_tensor(dtype, {});
+  plan.launch(KernelFile::kFill, "fill_bits",
+              FillArguments{.count = 1, .item = ir::item_size(dtype), .bits = node.bits(name, dtype)}, 1, 32)
       .at(&FillArguments::out, number.location);
   return number;
 }
 
-Status scatter(OpPlanner& planner, IndexApplyArguments apply) {
-  const std::optional<OpTensor> self = planner.tensor("self"), index = planner.tensor("index");
+Status scatter(OpNode& node, PlanBuilder& plan, IndexApplyArguments apply) {
+  const std::optional<OpTensor> self = node.tensor("self"), index = node.tensor("index");
   if (!self || !index) return unsupported("without an index");
-  if (const ir::Arg* const reduce = planner.argument("reduce")) {
+  if (const ir::Arg* const reduce = node.argument("reduce")) {
     if (!find_combine(reduce->text, &apply.combine)) return unsupported("reduce=" + reduce->text);
-    apply.with_self = planner.flag("include_self", true) ? 1 : 0;
+    apply.with_self = node.flag("include_self", true) ? 1 : 0;
   }
-  const std::optional<OpTensor> to = target_of(planner, *self), source = planner.tensor("src");
-  const int64_t dim = dim_of(planner, *self);
-  if (!source && !planner.has("value")) return unsupported("without values");
-  IndexedPoints points(planner, *to);
+  const std::optional<OpTensor> to = target_of(node, plan, *self), source = node.tensor("src");
+  const int64_t dim = dim_of(node, *self);
+  if (!source && !node.has("value")) return unsupported("without values");
+  IndexedPoints points(plan, *to);
   if (source) {
-    const OpTensor values = planner.without_overlap(*source, *to);
+    const OpTensor values = plan.without_overlap(*source, *to);
     if (values.dtype != to->dtype) return unsupported("values of another dtype");
     add_dims(points, *index, *to, &values, dim);
     return points.apply(values.location, static_cast<int64_t>(index->sizes.size()), apply);
   }
-  const std::optional<OpTensor> value = number_of(planner, "value", to->dtype);
+  const std::optional<OpTensor> value = number_of(node, plan, "value", to->dtype);
   if (!value) return unsupported("of such a number");
   add_dims(points, *index, *to, nullptr, dim);
   if (apply.combine == Combine::kSet) return points.write(value->location);
@@ -88,19 +87,18 @@ Status scatter(OpPlanner& planner, IndexApplyArguments apply) {
 }
 
 // Writes maxima to their positions in a plane of zeros. If several have the same position, the last one wins.
-Status max_unpool(OpPlanner& planner, size_t space) {
-  const std::optional<OpTensor> self = planner.tensor("self"), index = planner.tensor("indices"),
-                                to = planner.result(0);
+Status max_unpool(OpNode& node, PlanBuilder& plan, size_t space) {
+  const std::optional<OpTensor> self = node.tensor("self"), index = node.tensor("indices"), to = node.result(0);
   if (!self || !index || !to || self->sizes.size() < space) return unsupported("without indices");
   const size_t rank = self->sizes.size(), lead = rank - space;
   OpTensor planes = *to;
-  planes.location = planner.output(*to);
-  planner.zero(planes.location, to->nbytes());
+  planes.location = plan.output(*to);
+  plan.zero(planes.location, to->nbytes());
   planes.sizes.assign(to->sizes.begin(), to->sizes.begin() + static_cast<std::ptrdiff_t>(lead));
   planes.sizes.push_back(1);
   for (size_t d = lead; d < rank; ++d) planes.sizes.back() *= to->sizes[d];
   planes.strides = packed_strides(planes.sizes);
-  IndexedPoints points(planner, planes);
+  IndexedPoints points(plan, planes);
   for (size_t d = 0; d < rank; ++d) {
     points.add_dim(self->sizes[d], d < lead ? planes.strides[d] : 0, self->strides[d]);
   }
@@ -109,32 +107,32 @@ Status max_unpool(OpPlanner& planner, size_t space) {
 }
 
 // index_add, index_copy, index_fill, index_reduce: the index's dim comes first.
-Status write_slices(OpPlanner& planner, IndexApplyArguments apply) {
-  const std::optional<OpTensor> self = planner.tensor("self"), index = planner.tensor("index");
+Status write_slices(OpNode& node, PlanBuilder& plan, IndexApplyArguments apply) {
+  const std::optional<OpTensor> self = node.tensor("self"), index = node.tensor("index");
   if (!self || !index) return unsupported("without an index");
-  if (const ir::Arg* const reduce = planner.argument("reduce")) {
+  if (const ir::Arg* const reduce = node.argument("reduce")) {
     if (!find_combine(reduce->text, &apply.combine)) return unsupported("reduce=" + reduce->text);
-    apply.with_self = planner.flag("include_self", true) ? 1 : 0;
+    apply.with_self = node.flag("include_self", true) ? 1 : 0;
   }
-  const std::optional<OpTensor> to = target_of(planner, *self);
-  std::optional<OpTensor> source = planner.tensor("source");
+  const std::optional<OpTensor> to = target_of(node, plan, *self);
+  std::optional<OpTensor> source = node.tensor("source");
   OpTensor values;
   if (source) {
-    values = planner.without_overlap(*source, *to);
+    values = plan.without_overlap(*source, *to);
     if (values.dtype != to->dtype) return unsupported("values of another dtype");
-  } else if (const std::optional<OpTensor> value = planner.tensor("value")) {
+  } else if (const std::optional<OpTensor> value = node.tensor("value")) {
     values = *value;
-    values.location = planner.packed(*value, to->dtype);
-  } else if (planner.has("value")) {
-    const std::optional<OpTensor> number = number_of(planner, "value", to->dtype);
+    values.location = plan.packed(*value, to->dtype);
+  } else if (node.has("value")) {
+    const std::optional<OpTensor> number = number_of(node, plan, "value", to->dtype);
     if (!number) return unsupported("of such a number");
     values = *number;
   } else {
     return unsupported("without values");
   }
-  const auto dim = static_cast<size_t>(dim_of(planner, *self));
+  const auto dim = static_cast<size_t>(dim_of(node, *self));
   const auto stride = [&](size_t d) { return source && d < values.sizes.size() ? values.strides[d] : 0; };
-  IndexedPoints points(planner, *to);
+  IndexedPoints points(plan, *to);
   const int64_t count = index->count();
   points.add_dim(count, 0, stride(dim));
   for (size_t d = 0; d < to->sizes.size(); ++d) {
@@ -157,12 +155,12 @@ struct Indexed {
   size_t position = 0;                               // The position of the first broadcast dim in the result.
 };
 
-bool find_indexed(OpPlanner& planner, const OpTensor& self, Indexed* indexed) {
-  const ir::Arg* const list = planner.argument("indices");
+bool find_indexed(OpNode& node, const OpTensor& self, Indexed* indexed) {
+  const ir::Arg* const list = node.argument("indices");
   if (list == nullptr || list->tag != ir::ArgTag::kList) return false;
   for (size_t d = 0; d < list->items.size(); ++d) {
     if (list->items[d].tag != ir::ArgTag::kView) continue;
-    OpTensor index = planner.tensor_of(list->items[d].a);
+    OpTensor index = node.tensor_of(list->items[d].a);
     if (index.dtype != DType::kInt64 && index.dtype != DType::kInt32) return false;
     indexed->common.resize(std::max(indexed->common.size(), index.sizes.size()), 1);
     indexed->indices.emplace_back(d, std::move(index));
@@ -212,7 +210,7 @@ void add_dims(IndexedPoints& points, const Indexed& indexed, const OpTensor& sel
 
 // Writes values where a mask is true; the mask covers the dims from `first` on. There is one value per true element, or
 // one for all.
-Status write_masked(OpPlanner& planner, const OpTensor& to, const OpTensor& mask, size_t first,
+Status write_masked(OpNode& node, PlanBuilder& plan, const OpTensor& to, const OpTensor& mask, size_t first,
                     const OpTensor& values) {
   const size_t rank = to.sizes.size(), covered = mask.sizes.size();
   if (rank > kMaxDims || covered == 0 || covered > rank) return unsupported("of so many dims");
@@ -222,7 +220,7 @@ Status write_masked(OpPlanner& planner, const OpTensor& to, const OpTensor& mask
   index.rank = static_cast<i64>(rank);
   index.item = ir::item_size(to.dtype);
   write.dtype = static_cast<i64>(to.dtype);
-  write.adds = planner.flag("accumulate") ? 1 : 0;
+  write.adds = node.flag("accumulate") ? 1 : 0;
   if (write.adds != 0 && ir::is_complex(to.dtype)) return unsupported("sums of complex numbers where a mask says");
   // The values have the sizes of x[mask]: one dim replaces those that the mask covers.
   const size_t result_rank = rank - covered + 1;
@@ -247,19 +245,18 @@ Status write_masked(OpPlanner& planner, const OpTensor& to, const OpTensor& mask
     index.steps[1] = stride_of(first);
     index.bounds[1] = values.sizes[first - missing];
     write.last = mask.count() - 1;
-    numbers = planner.scratch(8 * static_cast<uint64_t>(mask.count()));
-    const Location in = planner.packed(mask);
-    planner
-        .launch(KernelFile::kScan, "scan_sum_int_rows",
+    numbers = plan.scratch(8 * static_cast<uint64_t>(mask.count()));
+    const Location in = plan.packed(mask);
+    plan.launch(KernelFile::kScan, "scan_sum_int_rows",
                 ScanArguments{.length = mask.count(),
                               .in_dtype = static_cast<i64>(DType::kBool),
                               .out_dtype = static_cast<i64>(DType::kInt64)},
                 1)
         .at(&ScanArguments::in, in)
         .at(&ScanArguments::out, numbers);
-    planner.add_operand(kMaskedCount);
+    plan.add_operand(kMaskedCount);
   }
-  planner.launch(KernelFile::kIndex, "index_write_masked", write, blocks_for(index.count))
+  plan.launch(KernelFile::kIndex, "index_write_masked", write, blocks_for(index.count))
       .at_word([](const IndexMaskedArguments& words) { return &words.index.self; }, to.location)
       .at_word([](const IndexMaskedArguments& words) { return &words.index.values; }, values.location)
       .at_word([](const IndexMaskedArguments& words) { return &words.index.index[0]; }, mask.location)
@@ -282,22 +279,22 @@ OpTensor with_classes_last(const OpTensor& tensor) {
 
 // -- Indices for every element ----------------------------------------------------------------------------------------
 
-Status index_plans::gather(OpPlanner& planner) {
-  const std::optional<OpTensor> self = planner.tensor("self"), index = planner.tensor("index"), to = planner.result(0);
+Status index_plans::gather(OpNode& node, PlanBuilder& plan) {
+  const std::optional<OpTensor> self = node.tensor("self"), index = node.tensor("index"), to = node.result(0);
   if (!self || !index || !to) return unsupported("without an index");
-  IndexedPoints points(planner, *self);
-  add_dims(points, *index, *self, &*to, dim_of(planner, *self));
+  IndexedPoints points(plan, *self);
+  add_dims(points, *index, *self, &*to, dim_of(node, *self));
   return points.read(to->location);
 }
 
-Status index_plans::take(OpPlanner& planner) {
-  const std::optional<OpTensor> self = planner.tensor("self"), index = planner.tensor("index"), to = planner.result(0);
+Status index_plans::take(OpNode& node, PlanBuilder& plan) {
+  const std::optional<OpTensor> self = node.tensor("self"), index = node.tensor("index"), to = node.result(0);
   if (!self || !index || !to) return unsupported("without an index");
   OpTensor flat = *self;
-  flat.location = planner.packed(*self);
+  flat.location = plan.packed(*self);
   flat.sizes = {self->count()};
   flat.strides = {1};
-  IndexedPoints points(planner, flat);
+  IndexedPoints points(plan, flat);
   for (size_t d = 0; d < index->sizes.size(); ++d) points.add_dim(index->sizes[d], 0, to->strides[d]);
   points.add_index(*index, 0, 0, index->sizes.size());
   points.wrap();
@@ -305,63 +302,65 @@ Status index_plans::take(OpPlanner& planner) {
 }
 
 // Writes at flat indices: to a contiguous copy if the tensor is strided.
-Status index_plans::put(OpPlanner& planner) {
-  const std::optional<OpTensor> self = planner.tensor("self"), index = planner.tensor("index"),
-                                source = planner.tensor("source");
+Status index_plans::put(OpNode& node, PlanBuilder& plan) {
+  const std::optional<OpTensor> self = node.tensor("self"), index = node.tensor("index"),
+                                source = node.tensor("source");
   if (!self || !index || !source || source->dtype != self->dtype || source->count() != index->count()) {
     return unsupported("without values");
   }
-  const std::optional<OpTensor> to = target_of(planner, *self);
-  const OpTensor values = planner.without_overlap(*source, *to), positions = planner.without_overlap(*index, *to);
+  const std::optional<OpTensor> to = target_of(node, plan, *self);
+  const OpTensor values = plan.without_overlap(*source, *to), positions = plan.without_overlap(*index, *to);
   OpTensor flat = *to;
-  flat.location = planner.packed(*to);
+  flat.location = plan.packed(*to);
   flat.sizes = {to->count()};
   flat.strides = {1};
   OpTensor in_order = positions, from = values;
   if (values.sizes != positions.sizes) {
-    in_order.location = planner.packed(positions, DType::kInt64);
+    in_order.location = plan.packed(positions, DType::kInt64);
     in_order.dtype = DType::kInt64;
-    from.location = planner.packed(values);
+    from.location = plan.packed(values);
     in_order.sizes = from.sizes = {index->count()};
     in_order.strides = from.strides = {1};
   }
-  IndexedPoints points(planner, flat);
+  IndexedPoints points(plan, flat);
   for (size_t d = 0; d < from.sizes.size(); ++d) points.add_dim(from.sizes[d], 0, from.strides[d]);
   points.add_index(in_order, 0, 0, from.sizes.size());
   points.wrap();
-  const bool adds = planner.flag("accumulate");
+  const bool adds = node.flag("accumulate");
   const Status status = points.apply(from.location, static_cast<int64_t>(from.sizes.size()),
                                      {.combine = adds ? Combine::kSum : Combine::kSet});
   OpTensor packed = *to;
   packed.location = flat.location;
   packed.strides = packed_strides(to->sizes);
-  if (!to->is_packed()) planner.copy(packed, *to);
+  if (!to->is_packed()) plan.copy(packed, *to);
   return status;
 }
 
-Status index_plans::scatter_set(OpPlanner& planner) { return scatter(planner, {}); }
-Status index_plans::scatter_add(OpPlanner& planner) { return scatter(planner, {.combine = Combine::kSum}); }
-Status index_plans::max_unpool2d(OpPlanner& planner) { return max_unpool(planner, 2); }
-Status index_plans::max_unpool3d(OpPlanner& planner) { return max_unpool(planner, 3); }
+Status index_plans::scatter_set(OpNode& node, PlanBuilder& plan) { return scatter(node, plan, {}); }
+Status index_plans::scatter_add(OpNode& node, PlanBuilder& plan) {
+  return scatter(node, plan, {.combine = Combine::kSum});
+}
+Status index_plans::max_unpool2d(OpNode& node, PlanBuilder& plan) { return max_unpool(node, plan, 2); }
+Status index_plans::max_unpool3d(OpNode& node, PlanBuilder& plan) { return max_unpool(node, plan, 3); }
 
 // Fills elements that may share memory. (Compiled kernels fill tensors whose elements are in memory order.)
-Status index_plans::fill(OpPlanner& planner) {
-  const std::optional<OpTensor> to = planner.result(0);
-  if (!to || planner.tensor("value")) return unsupported("with what a tensor has");
-  const std::optional<OpTensor> number = number_of(planner, "value", to->dtype);
+Status index_plans::fill(OpNode& node, PlanBuilder& plan) {
+  const std::optional<OpTensor> to = node.result(0);
+  if (!to || node.tensor("value")) return unsupported("with what a tensor has");
+  const std::optional<OpTensor> number = number_of(node, plan, "value", to->dtype);
   if (!number) return unsupported("with such a number");
-  IndexedPoints points(planner, *to);
+  IndexedPoints points(plan, *to);
   for (size_t d = 0; d < to->sizes.size(); ++d) points.add_dim(to->sizes[d], to->strides[d], 0);
   return points.write(number->location);
 }
 
 // -- Indices for slices -----------------------------------------------------------------------------------------------
 
-Status index_plans::index_select(OpPlanner& planner) {
-  const std::optional<OpTensor> self = planner.tensor("self"), index = planner.tensor("index"), to = planner.result(0);
+Status index_plans::index_select(OpNode& node, PlanBuilder& plan) {
+  const std::optional<OpTensor> self = node.tensor("self"), index = node.tensor("index"), to = node.result(0);
   if (!self || !index || !to) return unsupported("without an index");
-  const auto dim = static_cast<size_t>(dim_of(planner, *self));
-  IndexedPoints points(planner, *self);
+  const auto dim = static_cast<size_t>(dim_of(node, *self));
+  IndexedPoints points(plan, *self);
   for (size_t d = 0; d < to->sizes.size(); ++d) {
     points.add_dim(to->sizes[d], d == dim ? 0 : stride_at(*self, d), to->strides[d]);
   }
@@ -370,67 +369,67 @@ Status index_plans::index_select(OpPlanner& planner) {
   return points.read(to->location);
 }
 
-Status index_plans::index_add(OpPlanner& planner) {
-  const ir::Arg* const alpha = planner.argument("alpha");
+Status index_plans::index_add(OpNode& node, PlanBuilder& plan) {
+  const ir::Arg* const alpha = node.argument("alpha");
   if (alpha != nullptr && alpha->tag == ir::ArgTag::kComplex) return unsupported("times a complex number");
   IndexApplyArguments apply{.combine = Combine::kSum};
-  apply.alpha = planner.number("alpha", 1);
-  apply.int_alpha = planner.integer("alpha", 1);
-  return write_slices(planner, apply);
+  apply.alpha = node.number("alpha", 1);
+  apply.int_alpha = node.integer("alpha", 1);
+  return write_slices(node, plan, apply);
 }
 
-Status index_plans::index_copy(OpPlanner& planner) { return write_slices(planner, {}); }
+Status index_plans::index_copy(OpNode& node, PlanBuilder& plan) { return write_slices(node, plan, {}); }
 
 // -- Lists of indices -------------------------------------------------------------------------------------------------
 
-Status index_plans::index(OpPlanner& planner) {
-  if (planner.dynamic_result(0)) return plan_index_by_mask(planner);
-  const std::optional<OpTensor> self = planner.tensor("self"), to = planner.result(0);
+Status index_plans::index(OpNode& node, PlanBuilder& plan) {
+  if (node.dynamic_result(0)) return index_by_mask(node, plan);
+  const std::optional<OpTensor> self = node.tensor("self"), to = node.result(0);
   Indexed indexed;
-  if (!self || !to || !find_indexed(planner, *self, &indexed)) return unsupported("indices that are no integers");
-  IndexedPoints points(planner, *self);
+  if (!self || !to || !find_indexed(node, *self, &indexed)) return unsupported("indices that are no integers");
+  IndexedPoints points(plan, *self);
   add_dims(points, indexed, *self, to->strides, false);
   points.wrap();
   return points.read(to->location);
 }
 
-Status index_plans::index_put(OpPlanner& planner) {
-  const std::optional<OpTensor> self = planner.tensor("self");
-  const std::optional<OpTensor> given = planner.tensor("values");
+Status index_plans::index_put(OpNode& node, PlanBuilder& plan) {
+  const std::optional<OpTensor> self = node.tensor("self");
+  const std::optional<OpTensor> given = node.tensor("values");
   if (!self || !given || given->dtype != self->dtype) return unsupported("values of another dtype");
-  if (const auto mask = planner.mask()) {
-    const std::optional<OpTensor> to = target_of(planner, *self);
-    const OpTensor values = planner.without_overlap(*given, *to);
-    return write_masked(planner, *to, planner.without_overlap(mask->first, *to), mask->second, values);
+  if (const auto mask = find_mask(node)) {
+    const std::optional<OpTensor> to = target_of(node, plan, *self);
+    const OpTensor values = plan.without_overlap(*given, *to);
+    return write_masked(node, plan, *to, plan.without_overlap(mask->first, *to), mask->second, values);
   }
   Indexed indexed;
-  if (!find_indexed(planner, *self, &indexed)) return unsupported("indices that are no integers");
-  const std::optional<OpTensor> to = target_of(planner, *self);
-  const OpTensor values = planner.without_overlap(*given, *to);
+  if (!find_indexed(node, *self, &indexed)) return unsupported("indices that are no integers");
+  const std::optional<OpTensor> to = target_of(node, plan, *self);
+  const OpTensor values = plan.without_overlap(*given, *to);
   const size_t rank = indexed.common.size() + indexed.left.size();
   std::vector<int64_t> strides(rank);
   for (size_t d = 0; d < values.sizes.size() && d < rank; ++d) {
     const size_t from = values.sizes.size() - 1 - d;
     strides[rank - 1 - d] = values.sizes[from] == 1 ? 0 : values.strides[from];
   }
-  IndexedPoints points(planner, *to);
+  IndexedPoints points(plan, *to);
   add_dims(points, indexed, *to, strides, true);
   points.wrap();
-  const bool accumulates = planner.flag("accumulate");
+  const bool accumulates = node.flag("accumulate");
   if (!accumulates && values.count() == 1) return points.write(values.location);
   return points.apply(values.location, static_cast<int64_t>(indexed.common.size()),
                       {.combine = accumulates ? Combine::kSum : Combine::kSet});
 }
 
-Status index_plans::nll_loss(OpPlanner& planner) {
-  const std::optional<OpTensor> self = planner.tensor("self"), target = planner.tensor("target"),
-                                to = planner.result(0), total = planner.result(1);
+Status index_plans::nll_loss(OpNode& node, PlanBuilder& plan) {
+  const std::optional<OpTensor> self = node.tensor("self"), target = node.tensor("target"), to = node.result(0),
+                                total = node.result(1);
   if (!self || !target || !to || self->sizes.empty()) return unsupported("of other dims");
   const bool pixels = self->sizes.size() == 4;
   if (self->sizes.size() > 2 && !pixels) return unsupported("of other dims");
-  const std::optional<OpTensor> weight = planner.tensor("weight");
+  const std::optional<OpTensor> weight = node.tensor("weight");
   const bool one = self->sizes.size() == 1;
-  const Location classes = planner.packed(*target, DType::kInt64);
+  const Location classes = plan.packed(*target, DType::kInt64);
   const int64_t count = self->sizes[pixels ? 1 : self->sizes.size() - 1];
   const NllLossArguments loss{.rows = one      ? 1
                                       : pixels ? target->count()
@@ -441,43 +440,43 @@ Status index_plans::nll_loss(OpPlanner& planner) {
                                                      : self->strides[0],
                               .class_stride = pixels ? 1 : self->strides.back(),
                               .dtype = static_cast<i64>(self->dtype),
-                              .reduction = planner.integer("reduction"),
-                              .ignored = planner.integer("ignore_index", -100)};
-  const Location weights = weight ? planner.packed(*weight, self->dtype) : Location{};
-  const Location in = pixels ? planner.packed(with_classes_last(*self)) : self->location;
-  planner.add_operand(-1);
-  planner.launch(KernelFile::kIndex, "nll_loss", loss, 1)
+                              .reduction = node.integer("reduction"),
+                              .ignored = node.integer("ignore_index", -100)};
+  const Location weights = weight ? plan.packed(*weight, self->dtype) : Location{};
+  const Location in = pixels ? plan.packed(with_classes_last(*self)) : self->location;
+  plan.add_operand(-1);
+  plan.launch(KernelFile::kIndex, "nll_loss", loss, 1)
       .at(&NllLossArguments::in, in)
       .at(&NllLossArguments::target, classes)
       .at(&NllLossArguments::weight, weights)
-      .at(&NllLossArguments::out, planner.output(*to))
-      .at(&NllLossArguments::total, total ? planner.output(*total) : Location{})
+      .at(&NllLossArguments::out, plan.output(*to))
+      .at(&NllLossArguments::total, total ? plan.output(*total) : Location{})
       .failure([](const NllLossArguments& words) { return &words.failure; });
   return {};
 }
 
-Status index_plans::nll_loss_backward(OpPlanner& planner) {
-  const std::optional<OpTensor> grad = planner.tensor("grad_output"), target = planner.tensor("target"),
-                                total = planner.tensor("total_weight"), to = planner.result(0);
+Status index_plans::nll_loss_backward(OpNode& node, PlanBuilder& plan) {
+  const std::optional<OpTensor> grad = node.tensor("grad_output"), target = node.tensor("target"),
+                                total = node.tensor("total_weight"), to = node.result(0);
   if (!grad || !target || !total || !to || to->sizes.empty()) return unsupported("of other dims");
   const bool pixels = to->sizes.size() == 4;
   if (to->sizes.size() > 2 && !pixels) return unsupported("of other dims");
-  OpTensor made = with_classes_last(*to), rows = planner.packed_tensor(*target, DType::kInt64),
-           grads = planner.packed_tensor(*grad, grad->dtype);
-  made.location = planner.output(made);
+  OpTensor made = with_classes_last(*to), rows = plan.packed_tensor(*target, DType::kInt64),
+           grads = plan.packed_tensor(*grad, grad->dtype);
+  made.location = plan.output(made);
   made.sizes = {rows.count(), made.sizes.back()};
   made.strides = {made.sizes[1], 1};
   rows.sizes = {rows.count()};
   rows.strides = {1};
-  const int64_t reduction = planner.integer("reduction");
+  const int64_t reduction = node.integer("reduction");
   if (reduction == 0) {
     grads.sizes = rows.sizes;
     grads.strides = {1};
   }
-  const std::optional<OpTensor> given = planner.tensor("weight");
+  const std::optional<OpTensor> given = node.tensor("weight");
   const OpArgument weight = given ? OpArgument(*given) : OpArgument();
-  return plan_op(planner, ir::ops::aten_nll_loss_backward,
-                 {grads, {}, rows, weight, reduction, planner.integer("ignore_index", -100), *total}, {made});
+  return plan_op(plan, ir::ops::aten_nll_loss_backward,
+                 {grads, {}, rows, weight, reduction, node.integer("ignore_index", -100), *total}, {made});
 }
 
 }  // namespace torch_remote::worker::cuda

@@ -10,7 +10,7 @@
 #include "worker/targets/cuda/device/cuda_device.h"
 #include "worker/targets/cuda/kernels/kernel_images.h"
 #include "worker/targets/cuda/launch/run_memory.h"
-#include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/plan/op_plan.h"
 
 namespace torch_remote::worker::cuda {
 

@@ -1,3 +1,5 @@
+#include "worker/targets/cuda/ops/op_lowered.h"
+
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -12,8 +14,7 @@
 #include "ir/fusion/fusion.h"
 #include "ir/ops/op_table_generated.h"
 #include "worker/targets/cuda/kernels/arguments.h"
-#include "worker/targets/cuda/ops/loop_encoder.h"
-#include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/interpreter/loop_encoder.h"
 #include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Plans ops with an expression or another expansion (ir/ops/fusion.toml). The kernels are those that compiled code is
@@ -25,12 +26,12 @@ namespace {
 using ir::DType;
 
 // Adds the launches for a kernel. `locations` are those of the buffers that it names.
-Status interpret(OpPlanner& planner, codegen::Launch launch, const std::vector<Location>& locations) {
+Status interpret(PlanBuilder& plan, codegen::Launch launch, const std::vector<Location>& locations) {
   if (Status status = codegen::take_in_loops(&launch); !status.ok()) return status;
-  // Symbols that the planner's graph lacks are constants of a node that plan_op made.
-  const auto is_known = [&](ir::Sym symbol) { return symbol < planner.values().size(); };
+  // Symbols that the plan's graph lacks are constants of a node that plan_op made.
+  const auto is_known = [&](ir::Sym symbol) { return symbol < plan.node().values().size(); };
   for (const ir::Sym symbol : launch.depends) {
-    if (is_known(symbol)) (void)planner.value(symbol);
+    if (is_known(symbol)) (void)plan.node().value(symbol);
   }
   for (ir::Sym& symbol : launch.scalar_symbols) {
     if (symbol != ir::kNoSym && !is_known(symbol)) symbol = ir::kNoSym;
@@ -48,16 +49,16 @@ Status interpret(OpPlanner& planner, codegen::Launch launch, const std::vector<L
     at.offset += static_cast<uint64_t>(binding.offset) * ir::item_size(operand.dtype);
     data.push_back(at);
     if (!can_fail) continue;
-    const uint32_t number = planner.add_operand(-1);
+    const uint32_t number = plan.add_operand(-1);
     if (i == 0) first_failure = number;
   }
-  if (divides) planner.add_operand(kDivision);
+  if (divides) plan.add_operand(kDivision);
   EncodedKernel encoded;
   if (Status status = encode(launch, first_failure, &encoded); !status.ok()) return status;
-  const Location totals = encoded.scratch_bytes != 0 ? planner.scratch(encoded.scratch_bytes) : Location();
+  const Location totals = encoded.scratch_bytes != 0 ? plan.scratch(encoded.scratch_bytes) : Location();
   const auto add = [&](const InterpretArguments& arguments) {
     const auto [grid, block] = EncodedKernel::size_of(arguments);
-    planner.launch(KernelFile::kInterpret, "interpret", arguments, grid, block)
+    plan.launch(KernelFile::kInterpret, "interpret", arguments, grid, block)
         .at_words([](const InterpretArguments& words) { return &words.data[0]; }, data)
         .at(&InterpretArguments::totals, totals)
         .parameters(&InterpretArguments::numbers, encoded.symbols)
@@ -68,14 +69,14 @@ Status interpret(OpPlanner& planner, codegen::Launch launch, const std::vector<L
   return {};
 }
 
-Status interpret(OpPlanner& planner, const ir::Graph& graph, uint32_t node, std::span<const int64_t> values,
+Status interpret(PlanBuilder& plan, const ir::Graph& graph, uint32_t node, std::span<const int64_t> values,
                  ir::DomainKind kind, const std::vector<Location>& locations) {
   std::vector<codegen::Launch> launches;
   const ir::Group group{.first = node, .last = node};
   Status status = codegen::lower_group(graph, group, values, &launches, /*in_order=*/true, kind);
   if (!status.ok()) return status;
   for (codegen::Launch& launch : launches) {
-    if (status = interpret(planner, std::move(launch), locations); !status.ok()) return status;
+    if (status = interpret(plan, std::move(launch), locations); !status.ok()) return status;
   }
   return {};
 }
@@ -107,10 +108,11 @@ ir::Node functional(const ir::Node& node) {
 // A graph of one node.
 class SingleNode {
  public:
-  SingleNode(OpPlanner& planner, const Form& form) : planner_(planner), form_(form) {
-    graph_.params = planner.graph().params;
-    graph_.exprs = planner.graph().exprs;
-    values_.assign(planner.values().begin(), planner.values().end());
+  SingleNode(PlanBuilder& plan, const Form& form) : plan_(plan), form_(form) {
+    const OpNode& whole = plan.node();
+    graph_.params = whole.graph().params;
+    graph_.exprs = whole.graph().exprs;
+    values_.assign(whole.values().begin(), whole.values().end());
   }
 
   void add_node(ir::Node node) {
@@ -121,7 +123,7 @@ class SingleNode {
     });
     std::map<uint32_t, uint32_t> names;
     for (const auto& [view, access] : accesses) {
-      const OpTensor tensor = planner_.tensor_of(view);
+      const OpTensor tensor = plan_.node().tensor_of(view);
       names[view] = add_view(access == ir::Access::kReads ? operand_of(node.opcode, tensor) : tensor, access);
     }
     for (ir::Arg& arg : node.args) rename(names, arg);
@@ -145,8 +147,8 @@ class SingleNode {
 
   Status interpret() {
     if (form_.contiguous) copy_strided();
-    Status status = cuda::interpret(planner_, graph_, 0, values_, form_.kind, locations_);
-    for (const auto& [from, to] : copies_) planner_.copy(from, to);
+    Status status = cuda::interpret(plan_, graph_, 0, values_, form_.kind, locations_);
+    for (const auto& [from, to] : copies_) plan_.copy(from, to);
     return status;
   }
 
@@ -233,8 +235,8 @@ class SingleNode {
       if (is_flattened) there.sizes = operands_[form.space].tensor.sizes;
       there.strides = strides_in_order(there, has_all_dims && form.channel_groups == 0 ? form.reduced : 0);
       if (!is_flattened && there.strides == tensor.strides && !is_overwritten(operands_[v])) continue;
-      there.location = planner_.scratch(there.nbytes());
-      if (access == ir::Access::kReads || access == ir::Access::kUpdates) planner_.copy(tensor, there);
+      there.location = plan_.scratch(there.nbytes());
+      if (access == ir::Access::kReads || access == ir::Access::kUpdates) plan_.copy(tensor, there);
       if (access != ir::Access::kReads) copies_.emplace_back(there, tensor);
       ir::View& view = graph_.views[v];
       if (is_flattened) {
@@ -286,19 +288,19 @@ class SingleNode {
     const ir::Expansion expansion = ir::expansion_of(opcode);
     if (ir::is_complex(tensor.dtype)) {
       // Norms use absolute values; other reductions to real results only use which elements are 0.
-      if (expansion == ir::Expansion::kVectorNorm) return absolute_values(planner_, tensor);
-      return planner_.packed_tensor(tensor, DType::kBool);
+      if (expansion == ir::Expansion::kVectorNorm) return plan_.absolute_values(tensor);
+      return plan_.packed_tensor(tensor, DType::kBool);
     }
     const bool finds = expansion == ir::Expansion::kArgMax || expansion == ir::Expansion::kArgMin;
-    if (finds && !planner_.has("dim") && tensor.sizes.size() > 1) {  // the position among all elements
-      OpTensor flat = planner_.packed_tensor(tensor, tensor.dtype);
+    if (finds && !plan_.node().has("dim") && tensor.sizes.size() > 1) {  // the position among all elements
+      OpTensor flat = plan_.packed_tensor(tensor, tensor.dtype);
       flat.sizes = {tensor.count()};
       flat.strides = {1};
       return flat;
     }
-    const std::optional<OpTensor> to = planner_.result(0);
+    const std::optional<OpTensor> to = plan_.node().result(0);
     if (form_.as_floats && to && ir::is_float(to->dtype) && !ir::is_float(tensor.dtype)) {
-      return planner_.packed_tensor(tensor, to->dtype);
+      return plan_.packed_tensor(tensor, to->dtype);
     }
     return tensor;
   }
@@ -308,7 +310,7 @@ class SingleNode {
     for (ir::Arg& item : arg.items) rename(names, item);
   }
 
-  OpPlanner& planner_;
+  PlanBuilder& plan_;
   const Form form_;
   ir::Graph graph_;
   std::vector<int64_t> values_;
@@ -320,16 +322,16 @@ class SingleNode {
 
 // Plans a node in the first form whose kernels can be lowered. `add` adds the node to the graph.
 template <typename Add>
-Status plan_single(OpPlanner& planner, std::span<const Form> forms, Add&& add) {
-  const OpPlan before = planner.plan();
+Status plan_single(PlanBuilder& plan, std::span<const Form> forms, Add&& add) {
+  const OpPlan before = plan.built();
   Status status;
   for (const Form& form : forms) {
-    SingleNode node(planner, form);
-    add(node);
-    if (!node.writes_elements()) return {};
-    if ((form.lift_args && !node.has_number()) || (form.as_floats && node.has_expression())) break;
-    if (status = node.interpret(); status.ok()) break;
-    planner.plan() = before;
+    SingleNode single(plan, form);
+    add(single);
+    if (!single.writes_elements()) return {};
+    if ((form.lift_args && !single.has_number()) || (form.as_floats && single.has_expression())) break;
+    if (status = single.interpret(); status.ok()) break;
+    plan.built() = before;
   }
   return status;
 }
@@ -351,89 +353,88 @@ bool takes_complex(ir::Opcode opcode) {
 }
 
 // Without elements, CPU's group norm has means of 0, and reciprocals of standard deviations that are NaN.
-Status plan_empty_group_norm(OpPlanner& planner) {
-  const auto mean = planner.result(1), rstd = planner.result(2);
-  if (mean) planner.zero(planner.output(*mean), mean->nbytes());
+Status plan_empty_group_norm(OpNode& node, PlanBuilder& plan) {
+  const auto mean = node.result(1), rstd = node.result(2);
+  if (mean) plan.zero(plan.output(*mean), mean->nbytes());
   if (!rstd) return {};
-  planner
-      .launch(KernelFile::kFill, "fill_bits",
+  plan.launch(KernelFile::kFill, "fill_bits",
               FillArguments{.count = rstd->count(),
                             .item = ir::item_size(rstd->dtype),
                             .bits = float_bits(std::numeric_limits<double>::quiet_NaN(), rstd->dtype)},
               blocks_for(rstd->count()))
-      .at(&FillArguments::out, planner.output(*rstd));
+      .at(&FillArguments::out, plan.output(*rstd));
   return {};
 }
 
 // Whether the op is a running reduction over one position, which is a copy.
-bool is_copy(OpPlanner& planner, ir::Expansion expansion, const OpTensor& self) {
+bool is_copy(OpNode& node, ir::Expansion expansion, const OpTensor& self) {
   const bool runs = expansion == ir::Expansion::kCumprod || expansion == ir::Expansion::kLogCumSumExp;
-  return runs && split(self.sizes, planner.integer("dim")).length == 1;
+  return runs && split(self.sizes, node.integer("dim")).length == 1;
 }
 
 // Bounds that the dtype cannot represent wrap around, as in torch's kernels.
-Status plan_clamp_of_integers(OpPlanner& planner, const OpTensor& self, const OpTensor& to) {
+Status plan_clamp_of_integers(OpNode& node, PlanBuilder& plan, const OpTensor& self, const OpTensor& to) {
   const auto bound = [&](std::string_view name) -> OpArgument {
-    if (!planner.has(name)) return {};
-    return codegen::wrapped(to.dtype, planner.integer(name));
+    if (!node.has(name)) return {};
+    return codegen::wrapped(to.dtype, node.integer(name));
   };
-  const OpTensor from = planner.packed_tensor(self, to.dtype);
-  return plan_op(planner, ir::ops::aten_clamp, {from, bound("min"), bound("max")}, {to});
+  const OpTensor from = plan.packed_tensor(self, to.dtype);
+  return plan_op(plan, ir::ops::aten_clamp, {from, bound("min"), bound("max")}, {to});
 }
 
 // Running sums of exponentials in f64: their gradient subtracts numbers that are nearly equal.
-Status plan_in_doubles(OpPlanner& planner, const OpTensor& self, const OpTensor& to) {
-  const OpTensor from = planner.packed_tensor(self, DType::kFloat64);
+Status plan_in_doubles(OpNode& node, PlanBuilder& plan, const OpTensor& self, const OpTensor& to) {
+  const OpTensor from = plan.packed_tensor(self, DType::kFloat64);
   OpTensor made = from;
-  made.location = planner.scratch(made.nbytes());
-  const Status status = plan_op(planner, functional(planner.node()).opcode, {from, planner.integer("dim")}, {made});
-  if (status.ok()) planner.copy(made, to);
+  made.location = plan.scratch(made.nbytes());
+  const Status status = plan_op(plan, functional(node.ir_node()).opcode, {from, node.integer("dim")}, {made});
+  if (status.ok()) plan.copy(made, to);
   return status;
 }
 
-Status plan_lowered(OpPlanner& planner) {
+Status plan_lowered(OpNode& node, PlanBuilder& plan) {
   bool has_complex = false, makes_complex = false;
-  ir::for_each_view(planner.node(), [&](uint32_t view, bool writes) {
-    const bool is_complex = ir::is_complex(planner.graph().views[view].dtype);
+  ir::for_each_view(node.ir_node(), [&](uint32_t view, bool writes) {
+    const bool is_complex = ir::is_complex(node.graph().views[view].dtype);
     has_complex |= is_complex;
     makes_complex |= is_complex && writes;
   });
-  if (has_complex && (makes_complex || !takes_complex(ir::op_desc(planner.node().opcode).functional))) {
+  if (has_complex && (makes_complex || !takes_complex(ir::op_desc(node.ir_node().opcode).functional))) {
     return unsupported("of complex numbers");
   }
-  const ir::Expansion expansion = ir::expansion_of(functional(planner.node()).opcode);
-  const std::optional<OpTensor> self = planner.tensor("self"), to = planner.result(0);
-  if (self && to && is_copy(planner, expansion, *self)) {
-    if (self->location.buffer != to->location.buffer) planner.copy(*self, *to);
+  const ir::Expansion expansion = ir::expansion_of(functional(node.ir_node()).opcode);
+  const std::optional<OpTensor> self = node.tensor("self"), to = node.result(0);
+  if (self && to && is_copy(node, expansion, *self)) {
+    if (self->location.buffer != to->location.buffer) plan.copy(*self, *to);
     return {};
   }
   if (expansion == ir::Expansion::kLogCumSumExp && self && to && to->dtype != DType::kFloat64) {
-    return plan_in_doubles(planner, *self, *to);
+    return plan_in_doubles(node, plan, *self, *to);
   }
-  const std::optional<OpTensor> input = planner.tensor("input");
-  if (expansion == ir::Expansion::kGroupNorm && input && input->count() == 0) return plan_empty_group_norm(planner);
+  const std::optional<OpTensor> input = node.tensor("input");
+  if (expansion == ir::Expansion::kGroupNorm && input && input->count() == 0) return plan_empty_group_norm(node, plan);
   if (expansion == ir::Expansion::kClamp && self && to && !ir::is_float(to->dtype)) {
-    return plan_clamp_of_integers(planner, *self, *to);
+    return plan_clamp_of_integers(node, plan, *self, *to);
   }
-  return plan_single(planner, kForms, [&](SingleNode& node) { node.add_node(functional(planner.node())); });
+  return plan_single(plan, kForms, [&](SingleNode& single) { single.add_node(functional(node.ir_node())); });
 }
 
 constexpr NamedPlan kLoweredPlan{"expansion", plan_lowered, true, true};
-constexpr NamedPlan kRunningSumPlan{"running_sum", plan_running_sum};
+constexpr NamedPlan kRunningSumPlan{"scan.running_sum", scan_plans::running_sum};
 constexpr NamedPlan kNllLossBackwardPlan{"index.nll_loss_backward", index_plans::nll_loss_backward, false, true};
 
 }  // namespace
 
-Status plan_op(OpPlanner& planner, ir::Opcode opcode, const std::vector<OpArgument>& args,
+Status plan_op(PlanBuilder& plan, ir::Opcode opcode, const std::vector<OpArgument>& args,
                const std::vector<std::optional<OpTensor>>& results) {
-  return plan_single(planner, kForms, [&](SingleNode& node) { node.add_node(opcode, args, results); });
+  return plan_single(plan, kForms, [&](SingleNode& single) { single.add_node(opcode, args, results); });
 }
 
-Status plan_as(OpPlanner& planner, ir::Opcode opcode) {
-  ir::Node node = functional(planner.node());
+Status plan_as(PlanBuilder& plan, ir::Opcode opcode) {
+  ir::Node node = functional(plan.node().ir_node());
   node.opcode = opcode;
   node.args.resize(ir::op_desc(opcode).args.size());
-  return plan_single(planner, kForms, [&](SingleNode& single) { single.add_node(node); });
+  return plan_single(plan, kForms, [&](SingleNode& single) { single.add_node(node); });
 }
 
 const NamedPlan* lowered_plan(ir::Opcode opcode) {

@@ -4,7 +4,6 @@
 
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/kernels/pair_arguments.h"
-#include "worker/targets/cuda/ops/op_plan.h"
 #include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Matmuls of integers, for which cuBLASLt has no types, and of single rows that compiled kernels do not support. Also
@@ -45,8 +44,8 @@ struct ProductForm {
   bool adds = false, sums_batch = false;
 };
 
-Status product(OpPlanner& planner, const ProductForm& form) {
-  const auto left = planner.tensor(form.left), right = planner.tensor(form.right), to = planner.result(0);
+Status product(OpNode& node, PlanBuilder& plan, const ProductForm& form) {
+  const auto left = node.tensor(form.left), right = node.tensor(form.right), to = node.result(0);
   if (!left || !right || !to) return unsupported("without a result");
   const bool floats = ir::is_float(left->dtype);
   for (const OpTensor* const one : {&*left, &*right, &*to}) {
@@ -68,11 +67,11 @@ Status product(OpPlanner& planner, const ProductForm& form) {
   std::ranges::copy(b.strides, arguments.right_strides);
   std::optional<OpTensor> added;
   if (form.adds) {
-    arguments.alpha = planner.integer("alpha", 1);
-    arguments.beta = planner.integer("beta", 1);
-    arguments.real_alpha = planner.number("alpha", 1);
-    arguments.real_beta = planner.number("beta", 1);
-    if (floats ? arguments.real_beta != 0 : arguments.beta != 0) added = planner.tensor("self");
+    arguments.alpha = node.integer("alpha", 1);
+    arguments.beta = node.integer("beta", 1);
+    arguments.real_alpha = node.number("alpha", 1);
+    arguments.real_beta = node.number("beta", 1);
+    if (floats ? arguments.real_beta != 0 : arguments.beta != 0) added = node.tensor("self");
   }
   if (added) {  // Broadcast to the result's dims, which are the last of batch, rows and columns.
     if (ir::is_float(added->dtype) != floats || added->sizes.size() > to->sizes.size()) {
@@ -85,27 +84,25 @@ Status product(OpPlanner& planner, const ProductForm& form) {
     }
     arguments.added_dtype = static_cast<i64>(added->dtype);
   }
-  planner
-      .launch(KernelFile::kPair, floats ? "pair_matmul_float" : "pair_matmul_int", arguments, blocks_for(to->count()))
+  plan.launch(KernelFile::kPair, floats ? "pair_matmul_float" : "pair_matmul_int", arguments, blocks_for(to->count()))
       .at(&PairMatmulArguments::left, left->location)
       .at(&PairMatmulArguments::right, right->location)
       .at(&PairMatmulArguments::added, added ? added->location : Location())
-      .at(&PairMatmulArguments::out, planner.output(*to));
+      .at(&PairMatmulArguments::out, plan.output(*to));
   return {};
 }
 
-Status inner_product(OpPlanner& planner, const char* right) {
+Status inner_product(OpNode& node, PlanBuilder& plan, const char* right) {
   return product(
-      planner, {.left = "self", .right = right, .left_layout = PairLayout::kRow, .right_layout = PairLayout::kColumn});
+      node, plan,
+      {.left = "self", .right = right, .left_layout = PairLayout::kRow, .right_layout = PairLayout::kColumn});
 }
 // -- Products of three tensors ----------------------------------------------------------------------------------------
 
 // Marks the dims in a list of dims.
-std::vector<bool> listed_dims(OpPlanner& planner, std::string_view name, size_t rank) {
+std::vector<bool> listed_dims(OpNode& node, std::string_view name, size_t rank) {
   std::vector<bool> found(rank);
-  for (const int64_t dim : planner.integers(name)) {
-    found[static_cast<size_t>(dim < 0 ? dim + static_cast<int64_t>(rank) : dim)] = true;
-  }
+  for (const int64_t dim : node.integers(name)) found[wrap_dim(dim, rank)] = true;
   return found;
 }
 
@@ -120,20 +117,15 @@ Distance distance_of(double p) {
 }
 
 // Contiguous matrices, expanded to the batch dims `batch`.
-Location in_batch(OpPlanner& planner, const OpTensor& tensor, std::span<const int64_t> batch) {
-  OpTensor all = tensor;
-  all.sizes.assign(batch.begin(), batch.end());
-  all.sizes.insert(all.sizes.end(), tensor.sizes.end() - 2, tensor.sizes.end());
-  if (all.sizes == tensor.sizes) return planner.packed(tensor);
-  all.strides = packed_strides(all.sizes);
-  all.location = planner.scratch(all.nbytes());
-  planner.copy(tensor, all);
-  return all.location;
+Location in_batch(PlanBuilder& plan, const OpTensor& tensor, std::span<const int64_t> batch) {
+  std::vector<int64_t> sizes(batch.begin(), batch.end());
+  sizes.insert(sizes.end(), tensor.sizes.end() - 2, tensor.sizes.end());
+  return plan.expanded(tensor, tensor.dtype, sizes);
 }
 
-Status distances(OpPlanner& planner, bool backward) {
-  const auto left = planner.tensor("x1"), right = planner.tensor("x2"), to = planner.result(0);
-  const auto grad = planner.tensor("grad"), made = planner.tensor("cdist");
+Status distances(OpNode& node, PlanBuilder& plan, bool backward) {
+  const auto left = node.tensor("x1"), right = node.tensor("x2"), to = node.result(0);
+  const auto grad = node.tensor("grad"), made = node.tensor("cdist");
   if (!left || !right || !to || (backward && (!grad || !made))) return unsupported("without a result");
   const std::vector<int64_t>& sizes = backward ? made->sizes : to->sizes;  // [..., rows, others]
   if (sizes.size() < 2 || left->sizes.size() < 2 || right->sizes.size() < 2) return unsupported("of no matrices");
@@ -142,44 +134,43 @@ Status distances(OpPlanner& planner, bool backward) {
                               .others = right->sizes[right->sizes.size() - 2],
                               .length = left->sizes.back(),
                               .dtype = static_cast<i64>(left->dtype),
-                              .how = distance_of(planner.number("p", 2)),
-                              .p = planner.number("p", 2)};
+                              .how = distance_of(node.number("p", 2)),
+                              .p = node.number("p", 2)};
   for (const int64_t size : batch) arguments.batch *= size;
   if (left->dtype != right->dtype || !ir::is_float(left->dtype)) return unsupported("of two dtypes");
   if (backward && (grad->sizes != sizes || arguments.batch * arguments.rows * arguments.length != to->count())) {
     return unsupported("of other sizes");
   }
-  const Location of_left = in_batch(planner, *left, batch), of_right = in_batch(planner, *right, batch);
-  const Location grads = backward ? planner.packed(*grad, left->dtype) : Location();
-  const Location lengths = backward ? planner.packed(*made, left->dtype) : Location();
-  planner
-      .launch(KernelFile::kPair, backward ? "pair_distance_backward" : "pair_distance", arguments,
+  const Location of_left = in_batch(plan, *left, batch), of_right = in_batch(plan, *right, batch);
+  const Location grads = backward ? plan.packed(*grad, left->dtype) : Location();
+  const Location lengths = backward ? plan.packed(*made, left->dtype) : Location();
+  plan.launch(KernelFile::kPair, backward ? "pair_distance_backward" : "pair_distance", arguments,
               blocks_for(to->count()))
       .at(&DistanceArguments::left, of_left)
       .at(&DistanceArguments::right, of_right)
       .at(&DistanceArguments::grad, grads)
       .at(&DistanceArguments::distance, lengths)
-      .at(&DistanceArguments::out, planner.output(*to));
+      .at(&DistanceArguments::out, plan.output(*to));
   return {};
 }
 // Distances between each row of a matrix and the rows after it.
-Status row_distances(OpPlanner& planner, bool backward) {
-  const auto self = planner.tensor("self"), grad = planner.tensor("grad"), made = planner.tensor("pdist");
+Status row_distances(OpNode& node, PlanBuilder& plan, bool backward) {
+  const auto self = node.tensor("self"), grad = node.tensor("grad"), made = node.tensor("pdist");
   if (!self || (backward && (!grad || !made)) || self->sizes.size() != 2 || !ir::is_float(self->dtype)) {
     return unsupported("of other dims or dtypes");
   }
-  const double p = planner.number("p", 2);
+  const double p = node.number("p", 2);
   const int64_t rows = self->sizes[0], pairs = rows * (rows - 1) / 2;
   if (backward && (grad->count() != pairs || made->count() != pairs)) return unsupported("of other sizes");
   const DistanceArguments arguments{
       .rows = rows, .length = self->sizes[1], .dtype = static_cast<i64>(self->dtype), .how = distance_of(p), .p = p};
-  const Location in = planner.packed(*self), grads = backward ? planner.packed(*grad, self->dtype) : Location(),
-                 lengths = backward ? planner.packed(*made, self->dtype) : Location();
+  const Location in = plan.packed(*self), grads = backward ? plan.packed(*grad, self->dtype) : Location(),
+                 lengths = backward ? plan.packed(*made, self->dtype) : Location();
   const char* const kernel = backward ? "pair_row_distance_backward" : "pair_row_distance";
   const std::vector<int64_t> sizes = backward ? self->sizes : std::vector<int64_t>{pairs};
   const int64_t blocks = blocks_for(backward ? self->count() : rows * rows);
-  return make_result(planner, self->dtype, sizes, [=](std::vector<OpStep>* steps, Location to) {
-    OpPlanner::add_launch(steps, KernelFile::kPair, kernel, arguments, blocks)
+  return make_result(plan, self->dtype, sizes, [=](std::vector<OpStep>* steps, Location to) {
+    LaunchBuilder(steps, KernelFile::kPair, kernel, arguments, blocks)
         .at(&DistanceArguments::left, in)
         .at(&DistanceArguments::grad, grads)
         .at(&DistanceArguments::distance, lengths)
@@ -189,45 +180,46 @@ Status row_distances(OpPlanner& planner, bool backward) {
 
 }  // namespace
 
-Status pair_plans::matrix_product(OpPlanner& planner) { return product(planner, {}); }
-Status pair_plans::added_product(OpPlanner& planner) {
-  return product(planner, {.left = "mat1", .right = "mat2", .adds = true});
+Status pair_plans::matrix_product(OpNode& node, PlanBuilder& plan) { return product(node, plan, {}); }
+Status pair_plans::added_product(OpNode& node, PlanBuilder& plan) {
+  return product(node, plan, {.left = "mat1", .right = "mat2", .adds = true});
 }
-Status pair_plans::added_batch(OpPlanner& planner) {
-  return product(planner, {.left = "batch1", .right = "batch2", .adds = true});
+Status pair_plans::added_batch(OpNode& node, PlanBuilder& plan) {
+  return product(node, plan, {.left = "batch1", .right = "batch2", .adds = true});
 }
-Status pair_plans::summed_batch(OpPlanner& planner) {
-  return product(planner, {.left = "batch1", .right = "batch2", .adds = true, .sums_batch = true});
+Status pair_plans::summed_batch(OpNode& node, PlanBuilder& plan) {
+  return product(node, plan, {.left = "batch1", .right = "batch2", .adds = true, .sums_batch = true});
 }
-Status pair_plans::vector_product(OpPlanner& planner) {
-  return product(planner, {.left = "self", .right = "vec", .right_layout = PairLayout::kColumn});
+Status pair_plans::vector_product(OpNode& node, PlanBuilder& plan) {
+  return product(node, plan, {.left = "self", .right = "vec", .right_layout = PairLayout::kColumn});
 }
-Status pair_plans::added_vector_product(OpPlanner& planner) {
-  return product(planner, {.left = "mat", .right = "vec", .right_layout = PairLayout::kColumn, .adds = true});
+Status pair_plans::added_vector_product(OpNode& node, PlanBuilder& plan) {
+  return product(node, plan, {.left = "mat", .right = "vec", .right_layout = PairLayout::kColumn, .adds = true});
 }
-Status pair_plans::outer_product(OpPlanner& planner) {
-  return product(planner, {.left = "vec1",
-                           .right = "vec2",
-                           .left_layout = PairLayout::kColumn,
-                           .right_layout = PairLayout::kRow,
-                           .adds = true});
+Status pair_plans::outer_product(OpNode& node, PlanBuilder& plan) {
+  return product(node, plan,
+                 {.left = "vec1",
+                  .right = "vec2",
+                  .left_layout = PairLayout::kColumn,
+                  .right_layout = PairLayout::kRow,
+                  .adds = true});
 }
-Status pair_plans::dot(OpPlanner& planner) { return inner_product(planner, "tensor"); }
-Status pair_plans::vdot(OpPlanner& planner) { return inner_product(planner, "other"); }
+Status pair_plans::dot(OpNode& node, PlanBuilder& plan) { return inner_product(node, plan, "tensor"); }
+Status pair_plans::vdot(OpNode& node, PlanBuilder& plan) { return inner_product(node, plan, "other"); }
 
 // _trilinear: each operand gets dims of size 1; then they are multiplied and summed over some dims.
-Status pair_plans::product_of_three(OpPlanner& planner) {
+Status pair_plans::product_of_three(OpNode& node, PlanBuilder& plan) {
   constexpr std::string_view kOperands[] = {"i1", "i2", "i3"}, kNewDims[] = {"expand1", "expand2", "expand3"};
-  const auto to = planner.result(0), first = planner.tensor("i1");
+  const auto to = node.result(0), first = node.tensor("i1");
   if (!to || !first || ir::is_complex(to->dtype)) return unsupported("of these dtypes");
-  const size_t rank = first->sizes.size() + planner.integers("expand1").size();
+  const size_t rank = first->sizes.size() + node.integers("expand1").size();
   if (rank > kTripleRank) return unsupported("of so many dims");
   TripleArguments arguments{.count = to->count(),
                             .rank = static_cast<i64>(rank),
                             .dtype = static_cast<i64>(first->dtype),
                             .out_dtype = static_cast<i64>(to->dtype)};
   // The order of dims in the arguments: those of the result come first.
-  const std::vector<bool> summed = listed_dims(planner, "sumdim", rank);
+  const std::vector<bool> summed = listed_dims(node, "sumdim", rank);
   std::vector<size_t> positions(rank);
   arguments.result_rank = std::ranges::count(summed, false);
   auto kept = size_t{0}, behind = static_cast<size_t>(arguments.result_rank);
@@ -236,9 +228,9 @@ Status pair_plans::product_of_three(OpPlanner& planner) {
   i64* const strides[] = {arguments.a_strides, arguments.b_strides, arguments.c_strides};
   Location operands[3];
   for (size_t i = 0; i < 3; ++i) {
-    const auto operand = planner.tensor(kOperands[i]);
+    const auto operand = node.tensor(kOperands[i]);
     if (!operand || operand->dtype != first->dtype) return unsupported("of two dtypes");
-    const std::vector<bool> is_new = listed_dims(planner, kNewDims[i], rank);
+    const std::vector<bool> is_new = listed_dims(node, kNewDims[i], rank);
     if (operand->sizes.size() + static_cast<size_t>(std::ranges::count(is_new, true)) != rank) {
       return unsupported("of sizes that do not fit");
     }
@@ -253,20 +245,19 @@ Status pair_plans::product_of_three(OpPlanner& planner) {
     }
   }
   for (size_t d = static_cast<size_t>(arguments.result_rank); d < rank; ++d) arguments.terms *= arguments.sizes[d];
-  planner
-      .launch(KernelFile::kPair, ir::is_float(to->dtype) ? "pair_triple_float" : "pair_triple_int", arguments,
+  plan.launch(KernelFile::kPair, ir::is_float(to->dtype) ? "pair_triple_float" : "pair_triple_int", arguments,
               blocks_for(arguments.count))
       .at(&TripleArguments::a, operands[0])
       .at(&TripleArguments::b, operands[1])
       .at(&TripleArguments::c, operands[2])
-      .at(&TripleArguments::out, planner.output(*to));
+      .at(&TripleArguments::out, plan.output(*to));
   return {};
 }
 
-Status pair_plans::cdist(OpPlanner& planner) { return distances(planner, false); }
-Status pair_plans::cdist_backward(OpPlanner& planner) { return distances(planner, true); }
+Status pair_plans::cdist(OpNode& node, PlanBuilder& plan) { return distances(node, plan, false); }
+Status pair_plans::cdist_backward(OpNode& node, PlanBuilder& plan) { return distances(node, plan, true); }
 
-Status pair_plans::pdist(OpPlanner& planner) { return row_distances(planner, false); }
-Status pair_plans::pdist_backward(OpPlanner& planner) { return row_distances(planner, true); }
+Status pair_plans::pdist(OpNode& node, PlanBuilder& plan) { return row_distances(node, plan, false); }
+Status pair_plans::pdist_backward(OpNode& node, PlanBuilder& plan) { return row_distances(node, plan, true); }
 
 }  // namespace torch_remote::worker::cuda

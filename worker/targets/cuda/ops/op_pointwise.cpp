@@ -10,8 +10,11 @@
 #include "ir/ops/op_table_generated.h"
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/kernels/pointwise_arguments.h"
-#include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/op_lowered.h"
 #include "worker/targets/cuda/ops/op_plans_generated.h"
+#include "worker/targets/cuda/ops/op_reduce.h"
+#include "worker/targets/cuda/ops/op_search.h"
+#include "worker/targets/cuda/ops/op_view.h"
 
 // Pointwise ops in forms that compiled kernels do not support. Operands are converted to one dtype and expanded to one
 // size.
@@ -63,43 +66,36 @@ struct Operand {
   Location location = {};
 };
 
-Operand operand(OpPlanner& planner, std::string_view name, ResultType* types) {
+Operand operand(OpNode& node, std::string_view name, ResultType* types) {
   Operand made;
-  const ir::Arg* const arg = planner.argument(name);
+  const ir::Arg* const arg = node.argument(name);
   if (arg == nullptr) return made;
   made.is_given = true;
-  made.tensor = planner.tensor(name);
-  types->argument(planner.graph(), *arg);
+  made.tensor = node.tensor(name);
+  types->argument(node.graph(), *arg);
   if (made.tensor) return made;
-  made.number = planner.number(name);
+  made.number = node.number(name);
   const bool is_float = arg->tag == ir::ArgTag::kFloat ||
                         (arg->tag == ir::ArgTag::kScalarTensor && ir::is_float(static_cast<DType>(arg->b & 0xFF)));
-  if (!is_float || (made.number >= -0x1p63 && made.number < 0x1p63)) made.integer = planner.integer(name);
+  if (!is_float || (made.number >= -0x1p63 && made.number < 0x1p63)) made.integer = node.integer(name);
   return made;
 }
 DType dtype_of(const ResultType& types) { return types.get().value_or(DType::kFloat32); }
 
 // Converts an operand to the dtype of the computation and expands it to the result's sizes.
-void expand_to(OpPlanner& planner, const OpTensor& to, DType dtype, Operand* operand) {
+void expand_to(PlanBuilder& plan, const OpTensor& to, DType dtype, Operand* operand) {
   if (!operand->tensor) {
     operand->number = as_element(operand->number, dtype);
     operand->integer = as_element(operand->integer, dtype);
-  } else if (operand->tensor->sizes == to.sizes) {
-    operand->location = planner.packed(*operand->tensor, dtype);
   } else {
-    OpTensor wide = to;
-    wide.dtype = dtype;
-    wide.strides = packed_strides(wide.sizes);
-    wide.location = planner.scratch(wide.nbytes());
-    planner.copy(*operand->tensor, wide);
-    operand->location = wide.location;
+    operand->location = plan.expanded(*operand->tensor, dtype, to.sizes);
   }
 }
 
-Status compute(OpPlanner& planner, Pointwise what, DType dtype, const OpTensor& to, Operand a, Operand b = {},
+Status compute(PlanBuilder& plan, Pointwise what, DType dtype, const OpTensor& to, Operand a, Operand b = {},
                Operand c = {}, double d = 0) {
   for (Operand* const one : {&a, &b, &c}) {
-    if (one->is_given) expand_to(planner, to, dtype, one);
+    if (one->is_given) expand_to(plan, to, dtype, one);
   }
   const bool floats = ir::is_float(dtype);
   const PointwiseArguments arguments{.count = to.count(),
@@ -117,171 +113,161 @@ Status compute(OpPlanner& planner, Pointwise what, DType dtype, const OpTensor& 
                                      .c_int = c.integer};
   const bool divides_integers = what == Pointwise::kTruncDivide && !floats;
   const bool can_fail = divides_integers || what == Pointwise::kBinaryCrossEntropy;
-  if (can_fail) planner.add_operand(divides_integers ? kDivision : -1);
+  if (can_fail) plan.add_operand(divides_integers ? kDivision : -1);
   const char* const kernel = what >= Pointwise::kBesselI ? "pointwise_special"
                              : floats                    ? "pointwise_float"
                                                          : "pointwise_int";
-  planner.launch(KernelFile::kPointwise, kernel, arguments, blocks_for(arguments.count))
+  plan.launch(KernelFile::kPointwise, kernel, arguments, blocks_for(arguments.count))
       .at(&PointwiseArguments::a, a.location)
       .at(&PointwiseArguments::b, b.location)
       .at(&PointwiseArguments::c, c.location)
-      .at(&PointwiseArguments::out, planner.output(to))
+      .at(&PointwiseArguments::out, plan.output(to))
       .failure([](const PointwiseArguments& words) { return &words.failure; }, can_fail);
   return {};
 }
 
-Status binary(OpPlanner& planner, Pointwise what, std::string_view second = "other") {
+Status binary(OpNode& node, PlanBuilder& plan, Pointwise what, std::string_view second = "other") {
   ResultType types;
-  const auto to = planner.result(0);
-  Operand a = operand(planner, "self", &types), b = operand(planner, second, &types);
+  const auto to = node.result(0);
+  Operand a = operand(node, "self", &types), b = operand(node, second, &types);
   if (!to || !a.is_given || !b.is_given) return unsupported("without a result");
-  return compute(planner, what, dtype_of(types), *to, std::move(a), std::move(b));
+  return compute(plan, what, dtype_of(types), *to, std::move(a), std::move(b));
 }
 
 // The result is a copy of the operand.
-Status same(OpPlanner& planner, const OpTensor& self, const OpTensor& to) {
+Status same(PlanBuilder& plan, const OpTensor& self, const OpTensor& to) {
   if (self.location.buffer == to.location.buffer && self.location.offset == to.location.offset) return {};
-  planner.copy(self, to);
+  plan.copy(self, to);
   return {};
 }
 
-Status unary(OpPlanner& planner, Pointwise what) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
+Status unary(OpNode& node, PlanBuilder& plan, Pointwise what) {
+  const auto self = node.tensor("self"), to = node.result(0);
   if (!self || !to) return unsupported("without a result");
   const bool widens = ir::is_float(to->dtype) && !ir::is_float(self->dtype);
-  return compute(planner, what, widens ? to->dtype : self->dtype, *to, {.is_given = true, .tensor = self});
+  return compute(plan, what, widens ? to->dtype : self->dtype, *to, {.is_given = true, .tensor = self});
 }
 
-Status special(OpPlanner& planner, Pointwise what, double b = 0, double c = 0) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
+Status special(OpNode& node, PlanBuilder& plan, Pointwise what, double b = 0, double c = 0) {
+  const auto self = node.tensor("self"), to = node.result(0);
   if (!self || !to || !ir::is_float(to->dtype)) return unsupported("without a result");
   const DType dtype = ir::is_float(self->dtype) ? self->dtype : to->dtype;
-  return compute(planner, what, dtype, *to, {.is_given = true, .tensor = self}, {.is_given = true, .number = b},
+  return compute(plan, what, dtype, *to, {.is_given = true, .tensor = self}, {.is_given = true, .number = b},
                  {.is_given = true, .number = c});
 }
 // `order` is 0 or 1.
-Status bessel_i(OpPlanner& planner, int order, bool scales) {
-  return special(planner, Pointwise::kBesselI, order, scales ? 1 : 0);
+Status bessel_i(OpNode& node, PlanBuilder& plan, int order, bool scales) {
+  return special(node, plan, Pointwise::kBesselI, order, scales ? 1 : 0);
 }
 
 // GLU: the two halves of a dim; one is multiplied by the sigmoid of the other.
-std::optional<std::pair<OpTensor, OpTensor>> halves_of(OpPlanner& planner, const OpTensor& whole) {
+std::optional<std::pair<OpTensor, OpTensor>> halves_of(OpNode& node, const OpTensor& whole) {
   if (whole.sizes.empty()) return std::nullopt;
-  const int64_t given = planner.integer("dim", -1);
-  const auto dim = static_cast<size_t>(given < 0 ? given + static_cast<int64_t>(whole.sizes.size()) : given);
-  std::pair<OpTensor, OpTensor> made = {whole, whole};
+  const size_t dim = wrap_dim(node.integer("dim", -1), whole.sizes.size());
   const int64_t half = whole.sizes[dim] / 2;
-  made.first.sizes[dim] = made.second.sizes[dim] = half;
-  made.second.location.offset += static_cast<uint64_t>(half * whole.strides[dim]) * ir::item_size(whole.dtype);
-  return made;
+  return std::pair(slice(whole, dim, 0, half), slice(whole, dim, half, half));
 }
 
 }  // namespace
 
 // -- the ops ----------------------------------------------------------------------------------------------------------
 
-Status pointwise_plans::next_after(OpPlanner& planner) { return binary(planner, Pointwise::kNextAfter); }
-Status pointwise_plans::gcd(OpPlanner& planner) { return binary(planner, Pointwise::kGcd); }
-Status pointwise_plans::lcm(OpPlanner& planner) { return binary(planner, Pointwise::kLcm); }
+Status pointwise_plans::next_after(OpNode& node, PlanBuilder& plan) {
+  return binary(node, plan, Pointwise::kNextAfter);
+}
+Status pointwise_plans::gcd(OpNode& node, PlanBuilder& plan) { return binary(node, plan, Pointwise::kGcd); }
+Status pointwise_plans::lcm(OpNode& node, PlanBuilder& plan) { return binary(node, plan, Pointwise::kLcm); }
 
 // Division with a rounding mode.
-Status pointwise_plans::divide(OpPlanner& planner) {
-  const ir::Arg* const mode = planner.argument("rounding_mode");
+Status pointwise_plans::divide(OpNode& node, PlanBuilder& plan) {
+  const ir::Arg* const mode = node.argument("rounding_mode");
   if (mode == nullptr || mode->tag != ir::ArgTag::kString) return unsupported("of these dtypes");
-  if (mode->text == "floor") return plan_as(planner, ir::ops::aten_floor_divide);
-  return binary(planner, Pointwise::kTruncDivide);
+  if (mode->text == "floor") return plan_as(plan, ir::ops::aten_floor_divide);
+  return binary(node, plan, Pointwise::kTruncDivide);
 }
 
 // Rounds to decimals. Integers need no rounding.
-Status pointwise_plans::round(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
-  if (!self || !to || self->dtype != to->dtype || !planner.has("decimals")) return unsupported("of these dtypes");
-  if (!ir::is_float(self->dtype)) return same(planner, *self, *to);
-  const int64_t decimals = planner.integer("decimals");
+Status pointwise_plans::round(OpNode& node, PlanBuilder& plan) {
+  const auto self = node.tensor("self"), to = node.result(0);
+  if (!self || !to || self->dtype != to->dtype || !node.has("decimals")) return unsupported("of these dtypes");
+  if (!ir::is_float(self->dtype)) return same(plan, *self, *to);
+  const int64_t decimals = node.integer("decimals");
   const Operand to_decimals{.is_given = true, .number = static_cast<double>(decimals)},
       ten{.is_given = true, .number = std::pow(10.0, static_cast<double>(std::abs(decimals)))};
-  return compute(planner, Pointwise::kRoundDecimals, self->dtype, *to, {.is_given = true, .tensor = self}, to_decimals,
+  return compute(plan, Pointwise::kRoundDecimals, self->dtype, *to, {.is_given = true, .tensor = self}, to_decimals,
                  ten);
 }
 
 // frexp: mantissa and exponent.
-Status pointwise_plans::parts_of_floats(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), mantissa = planner.result(0), exponent = planner.result(1);
+Status pointwise_plans::parts_of_floats(OpNode& node, PlanBuilder& plan) {
+  const auto self = node.tensor("self"), mantissa = node.result(0), exponent = node.result(1);
   if (!self || !ir::is_float(self->dtype)) return unsupported("of integers");
   const Operand a{.is_given = true, .tensor = self};
   if (mantissa) {
-    Status status = compute(planner, Pointwise::kMantissa, self->dtype, *mantissa, a);
+    Status status = compute(plan, Pointwise::kMantissa, self->dtype, *mantissa, a);
     if (!status.ok()) return status;
   }
-  return exponent ? compute(planner, Pointwise::kExponent, self->dtype, *exponent, a) : Status();
+  return exponent ? compute(plan, Pointwise::kExponent, self->dtype, *exponent, a) : Status();
 }
 
-Status pointwise_plans::sign_bit(OpPlanner& planner) { return unary(planner, Pointwise::kSignBit); }
-Status pointwise_plans::inverse_erf(OpPlanner& planner) { return unary(planner, Pointwise::kErfInv); }
-Status pointwise_plans::digamma(OpPlanner& planner) { return unary(planner, Pointwise::kDigamma); }
-Status pointwise_plans::angle(OpPlanner& planner) { return unary(planner, Pointwise::kAngle); }
-Status pointwise_plans::sinc(OpPlanner& planner) { return unary(planner, Pointwise::kSinc); }
-Status pointwise_plans::entropy(OpPlanner& planner) { return unary(planner, Pointwise::kEntropy); }
+Status pointwise_plans::sign_bit(OpNode& node, PlanBuilder& plan) { return unary(node, plan, Pointwise::kSignBit); }
+Status pointwise_plans::inverse_erf(OpNode& node, PlanBuilder& plan) { return unary(node, plan, Pointwise::kErfInv); }
+Status pointwise_plans::digamma(OpNode& node, PlanBuilder& plan) { return unary(node, plan, Pointwise::kDigamma); }
+Status pointwise_plans::angle(OpNode& node, PlanBuilder& plan) { return unary(node, plan, Pointwise::kAngle); }
+Status pointwise_plans::sinc(OpNode& node, PlanBuilder& plan) { return unary(node, plan, Pointwise::kSinc); }
+Status pointwise_plans::entropy(OpNode& node, PlanBuilder& plan) { return unary(node, plan, Pointwise::kEntropy); }
 
 // -- Special functions ------------------------------------------------------------------------------------------------
 
-Status pointwise_plans::bessel_i0(OpPlanner& planner) { return bessel_i(planner, 0, false); }
-Status pointwise_plans::scaled_bessel_i0(OpPlanner& planner) { return bessel_i(planner, 0, true); }
-Status pointwise_plans::bessel_i1(OpPlanner& planner) { return bessel_i(planner, 1, false); }
-Status pointwise_plans::scaled_bessel_i1(OpPlanner& planner) { return bessel_i(planner, 1, true); }
-Status pointwise_plans::scaled_erfc(OpPlanner& planner) { return special(planner, Pointwise::kErfcx); }
-Status pointwise_plans::log_ndtr(OpPlanner& planner) { return special(planner, Pointwise::kLogNdtr); }
-Status pointwise_plans::ndtri(OpPlanner& planner) { return special(planner, Pointwise::kNdtri); }
-Status pointwise_plans::polygamma(OpPlanner& planner) {
-  return special(planner, Pointwise::kPolygamma, planner.number("n"));
+Status pointwise_plans::bessel_i0(OpNode& node, PlanBuilder& plan) { return bessel_i(node, plan, 0, false); }
+Status pointwise_plans::scaled_bessel_i0(OpNode& node, PlanBuilder& plan) { return bessel_i(node, plan, 0, true); }
+Status pointwise_plans::bessel_i1(OpNode& node, PlanBuilder& plan) { return bessel_i(node, plan, 1, false); }
+Status pointwise_plans::scaled_bessel_i1(OpNode& node, PlanBuilder& plan) { return bessel_i(node, plan, 1, true); }
+Status pointwise_plans::scaled_erfc(OpNode& node, PlanBuilder& plan) { return special(node, plan, Pointwise::kErfcx); }
+Status pointwise_plans::log_ndtr(OpNode& node, PlanBuilder& plan) { return special(node, plan, Pointwise::kLogNdtr); }
+Status pointwise_plans::ndtri(OpNode& node, PlanBuilder& plan) { return special(node, plan, Pointwise::kNdtri); }
+Status pointwise_plans::polygamma(OpNode& node, PlanBuilder& plan) {
+  return special(node, plan, Pointwise::kPolygamma, node.number("n"));
 }
 
-Status pointwise_plans::zeta(OpPlanner& planner) {
+Status pointwise_plans::zeta(OpNode& node, PlanBuilder& plan) {
   ResultType types;
-  const auto to = planner.result(0);
-  Operand a = operand(planner, "self", &types), b = operand(planner, "other", &types);
+  const auto to = node.result(0);
+  Operand a = operand(node, "self", &types), b = operand(node, "other", &types);
   if (!to || !a.is_given || !b.is_given || !ir::is_float(to->dtype)) return unsupported("without a result");
   const DType dtype = ir::is_float(dtype_of(types)) ? dtype_of(types) : to->dtype;
-  return compute(planner, Pointwise::kZeta, dtype, *to, std::move(a), std::move(b));
+  return compute(plan, Pointwise::kZeta, dtype, *to, std::move(a), std::move(b));
 }
 
 // out[i] = a[i + 1] b[i + 2] - a[i + 2] b[i + 1] along a dim of three.
-Status pointwise_plans::cross(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), other = planner.tensor("other"), to = planner.result(0);
+Status pointwise_plans::cross(OpNode& node, PlanBuilder& plan) {
+  const auto self = node.tensor("self"), other = node.tensor("other"), to = node.result(0);
   if (!self || !other || !to || to->sizes.empty() || to->dtype == DType::kBool) return unsupported("of these dtypes");
-  const int64_t given = planner.integer("dim", -1);
-  const auto dim = static_cast<size_t>(given < 0 ? given + static_cast<int64_t>(to->sizes.size()) : given);
+  const size_t dim = wrap_dim(node.integer("dim", -1), to->sizes.size());
   if (to->sizes[dim] != 3) return unsupported("along such a dim");
   const DType wide = ir::is_float(to->dtype) ? DType::kFloat64 : DType::kInt64;
   const auto side = [&](const OpTensor& from, int64_t by) {
-    return broadcast_and_roll(planner, from, *to, wide, dim, by);
+    return broadcast_and_roll(plan, from, *to, wide, dim, by);
   };
-  OpTensor product = *to;
-  product.dtype = wide;
-  product.strides = packed_strides(product.sizes);
-  product.location = planner.scratch(product.nbytes());
-  Status status = plan_op(planner, ir::ops::aten_mul_Tensor, {side(*self, 1), side(*other, 2)}, {product});
+  const OpTensor product = plan.scratch_tensor(wide, to->sizes);
+  Status status = plan_op(plan, ir::ops::aten_mul_Tensor, {side(*self, 1), side(*other, 2)}, {product});
   if (!status.ok()) return status;
-  return plan_op(planner, ir::ops::aten_addcmul, {product, side(*self, 2), side(*other, 1), int64_t{-1}}, {*to});
+  return plan_op(plan, ir::ops::aten_addcmul, {product, side(*self, 2), side(*other, 1), int64_t{-1}}, {*to});
 }
 
 // Scales down slices along a dim whose norm is too large.
-Status pointwise_plans::renorm(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
+Status pointwise_plans::renorm(OpNode& node, PlanBuilder& plan) {
+  const auto self = node.tensor("self"), to = node.result(0);
   if (!self || !to || self->sizes.empty() || self->dtype != to->dtype) return unsupported("of these dtypes");
-  const int64_t given = planner.integer("dim");
-  const auto dim = static_cast<size_t>(given < 0 ? given + static_cast<int64_t>(self->sizes.size()) : given);
-  OpTensor norms;
-  norms.dtype = DType::kFloat64;
-  norms.sizes.assign(self->sizes.size(), 1);
-  norms.sizes[dim] = self->sizes[dim];
-  norms.strides = packed_strides(norms.sizes);
-  norms.location = planner.scratch(norms.nbytes());
+  const size_t dim = wrap_dim(node.integer("dim"), self->sizes.size());
+  std::vector<int64_t> sizes(self->sizes.size(), 1);
+  sizes[dim] = self->sizes[dim];
+  OpTensor norms = plan.scratch_tensor(DType::kFloat64, std::move(sizes));
   std::vector<int64_t> dims;
   for (size_t d = 0; d < self->sizes.size(); ++d) {
     if (d != dim) dims.push_back(static_cast<int64_t>(d));
   }
-  if (Status status = norm_over(planner, *self, dims, planner.number("p"), norms); !status.ok()) return status;
+  if (Status status = norm_over(plan, *self, dims, node.number("p"), norms); !status.ok()) return status;
   OpTensor from = *self, made = *to;
   if (ir::is_complex(to->dtype)) {  // Both parts get the same factor.
     from = parts_of(from);
@@ -289,96 +275,91 @@ Status pointwise_plans::renorm(OpPlanner& planner) {
     norms.sizes.push_back(1);
     norms.strides.push_back(1);
   }
-  return compute(planner, Pointwise::kRenorm, DType::kFloat64, made, {.is_given = true, .tensor = from},
-                 {.is_given = true, .tensor = norms}, {}, planner.number("maxnorm"));
+  return compute(plan, Pointwise::kRenorm, DType::kFloat64, made, {.is_given = true, .tensor = from},
+                 {.is_given = true, .tensor = norms}, {}, node.number("maxnorm"));
 }
 
-Status pointwise_plans::glu(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
+Status pointwise_plans::glu(OpNode& node, PlanBuilder& plan) {
+  const auto self = node.tensor("self"), to = node.result(0);
   if (!self || !to || !ir::is_float(self->dtype)) return unsupported("of integers");
-  const auto halves = halves_of(planner, *self);
+  const auto halves = halves_of(node, *self);
   if (!halves) return unsupported("of a number");
-  return compute(planner, Pointwise::kGlu, self->dtype, *to, {.is_given = true, .tensor = halves->first},
+  return compute(plan, Pointwise::kGlu, self->dtype, *to, {.is_given = true, .tensor = halves->first},
                  {.is_given = true, .tensor = halves->second});
 }
 
-Status pointwise_plans::glu_backward(OpPlanner& planner) {
-  const auto grad = planner.tensor("grad_output"), self = planner.tensor("self"), to = planner.result(0);
+Status pointwise_plans::glu_backward(OpNode& node, PlanBuilder& plan) {
+  const auto grad = node.tensor("grad_output"), self = node.tensor("self"), to = node.result(0);
   if (!grad || !self || !to || !ir::is_float(self->dtype)) return unsupported("of integers");
-  const auto halves = halves_of(planner, *self), made = halves_of(planner, *to);
+  const auto halves = halves_of(node, *self), made = halves_of(node, *to);
   if (!halves || !made) return unsupported("of a number");
   const Operand of_grad{.is_given = true, .tensor = grad}, gate{.is_given = true, .tensor = halves->second};
   const Operand gated{.is_given = true, .tensor = halves->first};
-  Status status = compute(planner, Pointwise::kGlu, self->dtype, made->first, of_grad, gate);
+  Status status = compute(plan, Pointwise::kGlu, self->dtype, made->first, of_grad, gate);
   if (!status.ok()) return status;
-  return compute(planner, Pointwise::kGluSlope, self->dtype, made->second, gated, gate, of_grad);
+  return compute(plan, Pointwise::kGluSlope, self->dtype, made->second, gated, gate, of_grad);
 }
 
-Status pointwise_plans::binary_cross_entropy(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), target = planner.tensor("target"), to = planner.result(0);
-  const auto weight = planner.tensor("weight");
+Status pointwise_plans::binary_cross_entropy(OpNode& node, PlanBuilder& plan) {
+  const auto self = node.tensor("self"), target = node.tensor("target"), to = node.result(0);
+  const auto weight = node.tensor("weight");
   if (!self || !target || !to || !ir::is_float(self->dtype)) return unsupported("of integers");
-  const auto how = planner.integer("reduction", 1);
+  const auto how = node.integer("reduction", 1);
   const DType dtype = codegen::promoted(self->dtype, target->dtype);
   OpTensor losses = *to;
   if (how != 0) {  // Losses that are summed are at least f32.
-    losses.sizes = self->sizes;
     if (target->sizes != self->sizes) return unsupported("of targets of other sizes");
-    losses.dtype = dtype == DType::kFloat64 ? dtype : DType::kFloat32;
-    losses.strides = packed_strides(losses.sizes);
-    losses.location = planner.scratch(losses.nbytes());
+    losses = plan.scratch_tensor(dtype == DType::kFloat64 ? dtype : DType::kFloat32, self->sizes);
   }
   Status status =
-      compute(planner, Pointwise::kBinaryCrossEntropy, dtype, losses, {.is_given = true, .tensor = self},
+      compute(plan, Pointwise::kBinaryCrossEntropy, dtype, losses, {.is_given = true, .tensor = self},
               {.is_given = true, .tensor = target}, weight ? Operand{.is_given = true, .tensor = weight} : Operand{});
   if (!status.ok() || how == 0) return status;
-  return reduce_all(planner, how == 1 ? ReduceAll::kMean : ReduceAll::kSum, losses, *to);
+  return reduce_all(plan, how == 1 ? ReduceAll::kMean : ReduceAll::kSum, losses, *to);
 }
 
 // isin. A single test element is compared directly. Several are sorted and searched; NaN is never a member.
-Status pointwise_plans::is_in(OpPlanner& planner) {
-  const bool inverts = planner.flag("invert");
-  if (!planner.has("test_elements"))
-    return plan_as(planner, inverts ? ir::ops::aten_ne_Scalar : ir::ops::aten_eq_Scalar);
+Status pointwise_plans::is_in(OpNode& node, PlanBuilder& plan) {
+  const bool inverts = node.flag("invert");
+  if (!node.has("test_elements")) return plan_as(plan, inverts ? ir::ops::aten_ne_Scalar : ir::ops::aten_eq_Scalar);
   ResultType types;
-  const auto to = planner.result(0);
-  Operand elements = operand(planner, planner.has("elements") ? "elements" : "element", &types),
-          tests = operand(planner, "test_elements", &types);
+  const auto to = node.result(0);
+  Operand elements = operand(node, node.has("elements") ? "elements" : "element", &types),
+          tests = operand(node, "test_elements", &types);
   if (!to || !elements.is_given || !tests.is_given) return unsupported("without a result");
   const DType dtype = dtype_of(types);
   if (!tests.tensor) return unsupported("of a number");
-  expand_to(planner, *to, dtype, &elements);
+  expand_to(plan, *to, dtype, &elements);
   OpTensor all = *tests.tensor;
   if (elements.location.buffer == kNoLocation) {  // It is a number.
-    elements.location = planner.scratch(8);
-    planner
-        .launch(KernelFile::kFill, "fill_bits",
-                FillArguments{.count = 1, .item = ir::item_size(dtype), .bits = planner.bits("element", dtype)}, 1, 32)
+    elements.location = plan.scratch(8);
+    plan.launch(KernelFile::kFill, "fill_bits",
+                FillArguments{.count = 1, .item = ir::item_size(dtype), .bits = node.bits("element", dtype)}, 1, 32)
         .at(&FillArguments::out, elements.location);
   }
-  all.location = planner.packed(all, dtype);
+  all.location = plan.packed(all, dtype);
   all.dtype = dtype;
-  return search_members(planner, elements.location, *to, all, inverts);
+  return search_members(plan, elements.location, *to, all, inverts);
 }
 
 // Whether all elements are equal: a bool on the host.
-Status pointwise_plans::equal(OpPlanner& planner) {
-  auto self = planner.tensor("self"), other = planner.tensor("other");
+Status pointwise_plans::equal(OpNode& node, PlanBuilder& plan) {
+  auto self = node.tensor("self"), other = node.tensor("other");
   if (!self || !other || self->dtype != other->dtype) return unsupported("of two dtypes");
-  const Location count = planner.scratch(8);
-  planner.plan().count = count;
+  const Location count = plan.scratch(8);
+  plan.built().count = count;
   const bool same_sizes = self->sizes == other->sizes;
-  planner.plan().plan_rest = [same_sizes](int64_t different, OpPlan*, std::vector<DynamicResult>* results) {
+  plan.built().plan_rest = [same_sizes](int64_t different, OpPlan*, std::vector<DynamicResult>* results) {
     results->push_back({.number = same_sizes && different == 0 ? 1 : 0});
     return Status();
   };
   if (!same_sizes || self->count() == 0) {
-    planner.zero(count, 8);
+    plan.zero(count, 8);
     return {};
   }
   DType dtype = self->dtype;
   int64_t numbers = self->count();
-  const Location a = planner.packed(*self), b = planner.packed(*other);
+  const Location a = plan.packed(*self), b = plan.packed(*other);
   if (ir::is_complex(dtype)) {
     if (dtype == DType::kComplex32) return unsupported("of complex32");
     dtype = dtype == DType::kComplex64 ? DType::kFloat32 : DType::kFloat64;
@@ -387,14 +368,11 @@ Status pointwise_plans::equal(OpPlanner& planner) {
   const auto parts = [&](const Location& location) {
     return OpTensor{.location = location, .dtype = dtype, .sizes = {numbers}, .strides = {1}};
   };
-  const OpTensor flags{.location = planner.scratch(static_cast<uint64_t>(numbers)),
-                       .dtype = DType::kBool,
-                       .sizes = {numbers},
-                       .strides = {1}};
-  if (Status status = plan_op(planner, ir::ops::aten_ne_Tensor, {parts(a), parts(b)}, {flags}); !status.ok()) {
+  const OpTensor flags = plan.scratch_tensor(DType::kBool, {numbers});
+  if (Status status = plan_op(plan, ir::ops::aten_ne_Tensor, {parts(a), parts(b)}, {flags}); !status.ok()) {
     return status;
   }
-  return count_nonzero(planner, flags, count);
+  return count_nonzero(plan, flags, count);
 }
 
 }  // namespace torch_remote::worker::cuda

@@ -9,7 +9,6 @@
 
 #include "ir/philox.h"
 #include "worker/targets/cuda/kernels/arguments.h"
-#include "worker/targets/cuda/ops/op_plan.h"
 #include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Random fills, with the same numbers as worker/targets/aten/kernels/random.cpp.
@@ -41,10 +40,10 @@ uint64_t last_integer(DType dtype) {
 }
 
 // Fills the op's result, or `self`.
-Status fill(OpPlanner& planner, RandomArguments draw, Location probabilities = {}) {
-  std::optional<OpTensor> to = planner.result(0);
-  if (!to) to = planner.tensor("self");
-  const ir::Arg* const generator = planner.argument("generator");
+Status fill(OpNode& node, PlanBuilder& plan, RandomArguments draw, Location probabilities = {}) {
+  std::optional<OpTensor> to = node.result(0);
+  if (!to) to = node.tensor("self");
+  const ir::Arg* const generator = node.argument("generator");
   if (!to || generator == nullptr || generator->tag != ir::ArgTag::kGenerator)
     return unsupported("without a generator");
   draw.count = to->count();
@@ -59,14 +58,14 @@ Status fill(OpPlanner& planner, RandomArguments draw, Location probabilities = {
   } else if (draw.draw <= Draw::kExponential && !ir::is_float(to->dtype)) {
     return unsupported("of integers");
   }
-  const Location location = planner.output(*to);
+  const Location location = plan.output(*to);
   // A thread makes two or four numbers from one Philox block of words.
-  planner.launch(KernelFile::kRandom, "random_fill", draw, blocks_for((draw.count + 1) / 2))
+  plan.launch(KernelFile::kRandom, "random_fill", draw, blocks_for((draw.count + 1) / 2))
       .at(&RandomArguments::out, location)
       .at(&RandomArguments::probabilities, probabilities)
       .parameters(&RandomArguments::numbers, {generator->a, generator->a + 1})
       .failure([](const RandomArguments& words) { return &words.failure; }, draw.draw == Draw::kBernoulliEach);
-  if (draw.draw == Draw::kBernoulliEach) planner.add_operand(-1);
+  if (draw.draw == Draw::kBernoulliEach) plan.add_operand(-1);
   return {};
 }
 
@@ -75,93 +74,84 @@ constexpr int64_t kMaxPermuted = UINT32_MAX / 20;
 
 }  // namespace
 
-Status random_plans::uniform(OpPlanner& planner) {
-  const RandomArguments draw{.draw = Draw::kUniform, .a = planner.number("from"), .b = planner.number("to", 1)};
+Status random_plans::uniform(OpNode& node, PlanBuilder& plan) {
+  const RandomArguments draw{.draw = Draw::kUniform, .a = node.number("from"), .b = node.number("to", 1)};
   if (!(draw.a <= draw.b)) return invalid("uniform_ expects to return a [from, to) range");
-  return fill(planner, draw);
+  return fill(node, plan, draw);
 }
 
-Status random_plans::normal(OpPlanner& planner) {
-  if (planner.tensor("mean") || planner.tensor("std"))
-    return unsupported("a mean or standard deviation for each element");
-  const RandomArguments draw{.draw = Draw::kNormal, .a = planner.number("mean"), .b = planner.number("std", 1)};
+Status random_plans::normal(OpNode& node, PlanBuilder& plan) {
+  if (node.tensor("mean") || node.tensor("std")) return unsupported("a mean or standard deviation for each element");
+  const RandomArguments draw{.draw = Draw::kNormal, .a = node.number("mean"), .b = node.number("std", 1)};
   if (!(draw.b >= 0)) return invalid("normal expects std >= 0.0");
-  return fill(planner, draw);
+  return fill(node, plan, draw);
 }
 
-Status random_plans::exponential(OpPlanner& planner) {
-  const RandomArguments draw{.draw = Draw::kExponential, .a = planner.number("lambd", 1)};
+Status random_plans::exponential(OpNode& node, PlanBuilder& plan) {
+  const RandomArguments draw{.draw = Draw::kExponential, .a = node.number("lambd", 1)};
   if (!(draw.a > 0)) return invalid("exponential_ expects lambda > 0.0");
-  return fill(planner, draw);
+  return fill(node, plan, draw);
 }
 
-Status random_plans::geometric(OpPlanner& planner) {
-  const double p = planner.number("p");
+Status random_plans::geometric(OpNode& node, PlanBuilder& plan) {
+  const double p = node.number("p");
   if (!(p > 0 && p < 1)) return invalid("geometric_ expects p to be in (0, 1), but got p=" + std::to_string(p));
-  return fill(planner, {.draw = Draw::kGeometric, .a = std::log1p(-p)});
+  return fill(node, plan, {.draw = Draw::kGeometric, .a = std::log1p(-p)});
 }
 
-Status random_plans::integers(OpPlanner& planner) {
-  const std::optional<OpTensor> self = planner.tensor("self");
+Status random_plans::integers(OpNode& node, PlanBuilder& plan) {
+  const std::optional<OpTensor> self = node.tensor("self");
   if (!self) return unsupported("without a tensor");
-  RandomArguments draw{.draw = Draw::kIntegers, .first = planner.integer("from")};
-  if (planner.has("to")) {
-    const int64_t to = planner.integer("to");
+  RandomArguments draw{.draw = Draw::kIntegers, .first = node.integer("from")};
+  if (node.has("to")) {
+    const int64_t to = node.integer("to");
     if (draw.first >= to) return invalid("random_ expects 'from' to be less than 'to'");
     draw.range = static_cast<uint64_t>(to) - static_cast<uint64_t>(draw.first);
   } else {
     draw.range = last_integer(self->dtype) + 1 - static_cast<uint64_t>(draw.first);
   }
-  return fill(planner, draw);
+  return fill(node, plan, draw);
 }
 
-Status random_plans::bernoulli(OpPlanner& planner) {
-  if (const std::optional<OpTensor> each = planner.tensor("p")) {
-    const std::optional<OpTensor> self = planner.tensor("self");
+Status random_plans::bernoulli(OpNode& node, PlanBuilder& plan) {
+  if (const std::optional<OpTensor> each = node.tensor("p")) {
+    const std::optional<OpTensor> self = node.tensor("self");
     if (!self) return unsupported("without a tensor");
-    OpTensor wide = *self;
-    wide.dtype = DType::kFloat64;
-    wide.strides = packed_strides(wide.sizes);
-    wide.location = planner.scratch(wide.nbytes());
-    planner.copy(*each, wide);
-    return fill(planner, {.draw = Draw::kBernoulliEach}, wide.location);
+    const OpTensor wide = plan.copy_of(*each, DType::kFloat64, self->sizes);
+    return fill(node, plan, {.draw = Draw::kBernoulliEach}, wide.location);
   }
-  const double p = planner.number("p", 0.5);
+  const double p = node.number("p", 0.5);
   if (!(p >= 0 && p <= 1)) return invalid("bernoulli_ expects p to be in [0, 1], but got p=" + std::to_string(p));
-  return fill(planner, {.draw = Draw::kBernoulli, .range = static_cast<uint64_t>(std::ldexp(p, 32))});
+  return fill(node, plan, {.draw = Draw::kBernoulli, .range = static_cast<uint64_t>(std::ldexp(p, 32))});
 }
 
 // Fisher-Yates shuffle: each step depends on the previous one. So the host computes it, with ATen's generator, as the
 // CPU worker does.
-Status random_plans::permutation(OpPlanner& planner) {
-  const std::optional<OpTensor> to = planner.result(0);
-  const ir::Arg* const generator = planner.argument("generator");
+Status random_plans::permutation(OpNode& node, PlanBuilder& plan) {
+  const std::optional<OpTensor> to = node.result(0);
+  const ir::Arg* const generator = node.argument("generator");
   if (!to || generator == nullptr || generator->tag != ir::ArgTag::kGenerator)
     return unsupported("without a generator");
-  OpTensor order = *to;
-  order.dtype = DType::kInt64;
-  order.strides = packed_strides(order.sizes);
-  const int64_t count = order.count();
-  if (count != planner.integer("n") || count == 0) return count == 0 ? Status() : unsupported("of other sizes");
+  const int64_t count = to->count();
+  if (count != node.integer("n") || count == 0) return count == 0 ? Status() : unsupported("of other sizes");
   if (count > kMaxPermuted) return unsupported("of so many elements");
-  order.location = planner.scratch(order.nbytes());
+  const OpTensor order = plan.scratch_tensor(DType::kInt64, to->sizes);
   const ir::Sym seed = generator->a;
-  planner.upload({order.location, [count, seed](std::span<const int64_t> values) {
-                    const ir::Philox philox(static_cast<uint64_t>(values[seed]),
-                                            static_cast<uint64_t>(values[seed + 1]));
-                    std::mt19937 numbers(static_cast<uint32_t>(philox.derived_seed()));
-                    std::vector<int64_t> made(static_cast<size_t>(count));
-                    std::iota(made.begin(), made.end(), 0);
-                    for (int64_t i = 0; i + 1 < count; ++i) {
-                      const uint64_t drawn = numbers();
-                      const auto other = static_cast<size_t>(i) + drawn % static_cast<uint64_t>(count - i);
-                      std::swap(made[static_cast<size_t>(i)], made[other]);
-                    }
-                    std::vector<std::byte> bytes(made.size() * sizeof(int64_t));
-                    std::memcpy(bytes.data(), made.data(), bytes.size());
-                    return bytes;
-                  }});
-  planner.copy(order, *to);
+  plan.upload({order.location, [count, seed](std::span<const int64_t> values) {
+                 const ir::Philox philox(static_cast<uint64_t>(values[seed]), static_cast<uint64_t>(values[seed + 1]));
+                 std::mt19937 numbers(static_cast<uint32_t>(philox.derived_seed()));
+                 std::vector<int64_t> made(static_cast<size_t>(count));
+                 std::iota(made.begin(), made.end(), 0);
+                 for (int64_t i = 0; i + 1 < count; ++i) {
+                   const uint64_t drawn = numbers();
+                   const auto other = static_cast<size_t>(i) + drawn % static_cast<uint64_t>(count - i);
+                   std::swap(made[static_cast<size_t>(i)], made[other]);
+                 }
+                 std::vector<std::byte> bytes(made.size() * sizeof(int64_t));
+                 std::memcpy(bytes.data(), made.data(), bytes.size());
+                 return bytes;
+               }});
+  plan.copy(order, *to);
   return {};
 }
 

@@ -1,3 +1,5 @@
+#include "worker/targets/cuda/ops/op_reduce.h"
+
 #include <algorithm>
 #include <limits>
 #include <optional>
@@ -6,7 +8,7 @@
 
 #include "ir/ops/op_table_generated.h"
 #include "worker/targets/cuda/kernels/arguments.h"
-#include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/op_lowered.h"
 #include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Reductions without an expansion, as other ops that have one: of complex numbers, of lists, of several results.
@@ -19,15 +21,15 @@ using Results = std::vector<std::optional<OpTensor>>;
 int64_t dim_of(int64_t dim, size_t rank) { return dim < 0 ? dim + static_cast<int64_t>(rank) : dim; }
 
 // The dims of `self` that are reduced.
-std::vector<int64_t> reduced_dims(OpPlanner& planner, const OpTensor& self, const OpTensor& to) {
+std::vector<int64_t> reduced_dims(OpNode& node, const OpTensor& self, const OpTensor& to) {
   const size_t rank = self.sizes.size();
   std::vector<int64_t> dims;
-  const ir::Arg* const given = planner.argument("dim");
+  const ir::Arg* const given = node.argument("dim");
   if (rank == 0) return dims;
   if (given != nullptr && given->tag != ir::ArgTag::kList) {
-    dims = {dim_of(planner.integer("dim"), rank)};
+    dims = {dim_of(node.integer("dim"), rank)};
   } else if (given != nullptr) {
-    for (const int64_t dim : planner.integers("dim")) dims.push_back(dim_of(dim, rank));
+    for (const int64_t dim : node.integers("dim")) dims.push_back(dim_of(dim, rank));
   }
   // An empty list means all dims, except for ops that then keep all dims.
   const bool keeps_all = given != nullptr && to.sizes == self.sizes;
@@ -52,8 +54,8 @@ OpTensor with_kept_dims(const OpTensor& to, const OpTensor& self, const std::vec
   return kept;
 }
 
-Status sum_over(OpPlanner& planner, const OpTensor& self, const std::vector<int64_t>& dims, const OpTensor& to) {
-  return plan_op(planner, ir::ops::aten_sum_dim_IntList, {self, dims, true}, {with_kept_dims(to, self, dims)});
+Status sum_over(PlanBuilder& plan, const OpTensor& self, const std::vector<int64_t>& dims, const OpTensor& to) {
+  return plan_op(plan, ir::ops::aten_sum_dim_IntList, {self, dims, true}, {with_kept_dims(to, self, dims)});
 }
 
 std::vector<int64_t> all_dims(const OpTensor& tensor) {
@@ -62,26 +64,26 @@ std::vector<int64_t> all_dims(const OpTensor& tensor) {
   return dims;
 }
 
-Status reduce_truths(OpPlanner& planner, ir::Opcode opcode) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
+Status reduce_truths(OpNode& node, PlanBuilder& plan, ir::Opcode opcode) {
+  const auto self = node.tensor("self"), to = node.result(0);
   if (!self || !to) return unsupported("without a result");
-  return plan_op(planner, opcode, {*self}, {to});
+  return plan_op(plan, opcode, {*self}, {to});
 }
 
 // The number that is subtracted from the number of elements.
-double correction_of(OpPlanner& planner) {
-  if (planner.has("unbiased")) return planner.flag("unbiased") ? 1 : 0;
-  return planner.number("correction", 1);
+double correction_of(OpNode& node) {
+  if (node.has("unbiased")) return node.flag("unbiased") ? 1 : 0;
+  return node.number("correction", 1);
 }
 
 // Variances and standard deviations with an argument `unbiased`.
-Status variance(OpPlanner& planner, ir::Opcode opcode) {
-  const auto self = planner.tensor("self"), to = planner.result(0), mean = planner.result(1);
+Status variance(OpNode& node, PlanBuilder& plan, ir::Opcode opcode) {
+  const auto self = node.tensor("self"), to = node.result(0), mean = node.result(1);
   if (!self || !to) return unsupported("without a result");
-  const std::vector<int64_t> dims = reduced_dims(planner, *self, *to);
+  const std::vector<int64_t> dims = reduced_dims(node, *self, *to);
   Results results = {with_kept_dims(*to, *self, dims)};
   if (mean) results.emplace_back(with_kept_dims(*mean, *self, dims));
-  return plan_op(planner, opcode, {*self, dims, correction_of(planner), true}, results);
+  return plan_op(plan, opcode, {*self, dims, correction_of(node), true}, results);
 }
 
 // -- Complex numbers --------------------------------------------------------------------------------------------------
@@ -93,82 +95,87 @@ OpTensor with_dims(OpTensor tensor) {
 }
 
 // The two parts are one more dim, which is kept.
-Status reduce_parts(OpPlanner& planner, ir::Opcode opcode) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
+Status reduce_parts(OpNode& node, PlanBuilder& plan, ir::Opcode opcode) {
+  const auto self = node.tensor("self"), to = node.result(0);
   if (!self || !to || !ir::is_complex(to->dtype) || to->dtype == DType::kComplex32)
     return unsupported("of these dtypes");
   OpTensor from = with_dims(*self);
-  if (self->dtype != to->dtype) from = planner.packed_tensor(from, to->dtype);
-  const std::vector<int64_t> dims = reduced_dims(planner, from, *to);
+  if (self->dtype != to->dtype) from = plan.packed_tensor(from, to->dtype);
+  const std::vector<int64_t> dims = reduced_dims(node, from, *to);
   const OpTensor parts = parts_of(from);
-  return plan_op(planner, opcode, {parts, dims, true}, {with_kept_dims(parts_of(*to), parts, dims)});
+  return plan_op(plan, opcode, {parts, dims, true}, {with_kept_dims(parts_of(*to), parts, dims)});
 }
 
 // The variance of complex numbers is the sum of the variances of both parts.
-Status combine_variances(OpPlanner& planner, bool is_root) {
-  const auto self = planner.tensor("self"), to = planner.result(0), mean = planner.result(1);
+Status combine_variances(OpNode& node, PlanBuilder& plan, bool is_root) {
+  const auto self = node.tensor("self"), to = node.result(0), mean = node.result(1);
   if (!self || !to || self->dtype == DType::kComplex32) return unsupported("of these dtypes");
   const OpTensor from = with_dims(*self);
-  const std::vector<int64_t> dims = reduced_dims(planner, from, *to);
+  const std::vector<int64_t> dims = reduced_dims(node, from, *to);
   const OpTensor parts = parts_of(from);
-  OpTensor each = with_kept_dims(*to, from, dims);
-  each.dtype = parts.dtype;
-  each.sizes.push_back(2);
-  each.strides = packed_strides(each.sizes);
-  each.location = planner.scratch(each.nbytes());
+  OpTensor both = with_kept_dims(*to, from, dims);
+  std::vector<int64_t> sizes = both.sizes;
+  sizes.push_back(2);
+  const OpTensor each = plan.scratch_tensor(parts.dtype, std::move(sizes));
   Results results = {each};
   if (mean) results.emplace_back(with_kept_dims(parts_of(*mean), parts, dims));
   const ir::Opcode opcode = mean ? ir::ops::aten_var_mean_correction : ir::ops::aten_var_correction;
-  Status status = plan_op(planner, opcode, {parts, dims, correction_of(planner), true}, results);
+  Status status = plan_op(plan, opcode, {parts, dims, correction_of(node), true}, results);
   if (!status.ok()) return status;
   const std::vector<int64_t> last = {static_cast<int64_t>(each.sizes.size()) - 1};
-  OpTensor both = with_kept_dims(*to, from, dims);
   both.sizes.push_back(1);
   both.strides.push_back(1);
-  if (!is_root) return sum_over(planner, each, last, both);
-  const OpTensor sum{.location = planner.scratch(both.nbytes()),
-                     .dtype = both.dtype,
-                     .sizes = both.sizes,
-                     .strides = packed_strides(both.sizes)};
-  status = sum_over(planner, each, last, sum);
-  return status.ok() ? plan_op(planner, ir::ops::aten_sqrt, {sum}, {both}) : status;
+  if (!is_root) return sum_over(plan, each, last, both);
+  const OpTensor sum = plan.scratch_tensor(both.dtype, both.sizes);
+  status = sum_over(plan, each, last, sum);
+  return status.ok() ? plan_op(plan, ir::ops::aten_sqrt, {sum}, {both}) : status;
 }
 
 }  // namespace
 
 // -- the ops ----------------------------------------------------------------------------------------------------------
 
-Status reduce_plans::both_extremes(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), least = planner.result(0), most = planner.result(1);
+Status reduce_plans::both_extremes(OpNode& node, PlanBuilder& plan) {
+  const auto self = node.tensor("self"), least = node.result(0), most = node.result(1);
   if (!self || !least || !most) return unsupported("without results");
-  const std::vector<int64_t> dims = reduced_dims(planner, *self, *least);
-  Status status = plan_op(planner, ir::ops::aten_amin, {*self, dims, true}, {with_kept_dims(*least, *self, dims)});
+  const std::vector<int64_t> dims = reduced_dims(node, *self, *least);
+  Status status = plan_op(plan, ir::ops::aten_amin, {*self, dims, true}, {with_kept_dims(*least, *self, dims)});
   if (!status.ok()) return status;
-  return plan_op(planner, ir::ops::aten_amax, {*self, dims, true}, {with_kept_dims(*most, *self, dims)});
+  return plan_op(plan, ir::ops::aten_amax, {*self, dims, true}, {with_kept_dims(*most, *self, dims)});
 }
 
-Status reduce_plans::is_any_true(OpPlanner& planner) { return reduce_truths(planner, ir::ops::aten_any); }
-Status reduce_plans::is_all_true(OpPlanner& planner) { return reduce_truths(planner, ir::ops::aten_all); }
-Status reduce_plans::var(OpPlanner& planner) { return variance(planner, ir::ops::aten_var_correction); }
-Status reduce_plans::std_of(OpPlanner& planner) { return variance(planner, ir::ops::aten_std_correction); }
-Status reduce_plans::var_mean(OpPlanner& planner) { return variance(planner, ir::ops::aten_var_mean_correction); }
-Status reduce_plans::std_mean(OpPlanner& planner) { return variance(planner, ir::ops::aten_std_mean_correction); }
+Status reduce_plans::is_any_true(OpNode& node, PlanBuilder& plan) {
+  return reduce_truths(node, plan, ir::ops::aten_any);
+}
+Status reduce_plans::is_all_true(OpNode& node, PlanBuilder& plan) {
+  return reduce_truths(node, plan, ir::ops::aten_all);
+}
+Status reduce_plans::var(OpNode& node, PlanBuilder& plan) { return variance(node, plan, ir::ops::aten_var_correction); }
+Status reduce_plans::std_of(OpNode& node, PlanBuilder& plan) {
+  return variance(node, plan, ir::ops::aten_std_correction);
+}
+Status reduce_plans::var_mean(OpNode& node, PlanBuilder& plan) {
+  return variance(node, plan, ir::ops::aten_var_mean_correction);
+}
+Status reduce_plans::std_mean(OpNode& node, PlanBuilder& plan) {
+  return variance(node, plan, ir::ops::aten_std_mean_correction);
+}
 
-Status reduce_plans::norm(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
+Status reduce_plans::norm(OpNode& node, PlanBuilder& plan) {
+  const auto self = node.tensor("self"), to = node.result(0);
   if (!self || !to) return unsupported("without a result");
-  return norm_over(planner, *self, reduced_dims(planner, *self, *to), planner.number("p", 2), *to);
+  return norm_over(plan, *self, reduced_dims(node, *self, *to), node.number("p", 2), *to);
 }
 
-Status reduce_plans::norms(OpPlanner& planner) {
-  const ir::Arg* const list = planner.argument("self");
+Status reduce_plans::norms(OpNode& node, PlanBuilder& plan) {
+  const ir::Arg* const list = node.argument("self");
   if (list == nullptr || list->tag != ir::ArgTag::kList) return unsupported("without a list");
   for (size_t i = 0; i < list->items.size(); ++i) {
     if (list->items[i].tag != ir::ArgTag::kView) return unsupported("of numbers");
-    const OpTensor self = planner.tensor_of(list->items[i].a);
-    const std::optional<OpTensor> to = planner.listed_result(0, i);
+    const OpTensor self = node.tensor_of(list->items[i].a);
+    const std::optional<OpTensor> to = node.listed_result(0, i);
     if (!to) continue;
-    if (Status status = norm_over(planner, self, all_dims(self), planner.number("ord", 2), *to); !status.ok()) {
+    if (Status status = norm_over(plan, self, all_dims(self), node.number("ord", 2), *to); !status.ok()) {
       return status;
     }
   }
@@ -176,48 +183,40 @@ Status reduce_plans::norms(OpPlanner& planner) {
 }
 
 // The sum of a matrix's diagonal.
-Status reduce_plans::trace(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
+Status reduce_plans::trace(OpNode& node, PlanBuilder& plan) {
+  const auto self = node.tensor("self"), to = node.result(0);
   if (!self || !to || self->sizes.size() != 2) return unsupported("of no matrix");
   OpTensor diagonal = *self;
   diagonal.sizes = {std::min(self->sizes[0], self->sizes[1])};
   diagonal.strides = {self->strides[0] + self->strides[1]};
-  if (ir::is_complex(to->dtype)) return sum_over(planner, parts_of(diagonal), {0}, parts_of(*to));
-  return sum_over(planner, diagonal, {0}, *to);
+  if (ir::is_complex(to->dtype)) return sum_over(plan, parts_of(diagonal), {0}, parts_of(*to));
+  return sum_over(plan, diagonal, {0}, *to);
 }
 
 // Softmax whose rows are 0 where all elements are -inf.
-Status reduce_plans::safe_softmax(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
+Status reduce_plans::safe_softmax(OpNode& node, PlanBuilder& plan) {
+  const auto self = node.tensor("self"), to = node.result(0);
   if (!self || !to || !ir::is_float(to->dtype)) return unsupported("without a result");
-  const std::vector<int64_t> dims = {dim_of(planner.integer("dim"), std::max<size_t>(self->sizes.size(), 1))};
-  const auto scratch = [&](DType dtype, std::vector<int64_t> sizes) {
-    OpTensor made;
-    made.dtype = dtype;
-    made.sizes = std::move(sizes);
-    made.strides = packed_strides(made.sizes);
-    made.location = planner.scratch(made.nbytes());
-    return made;
-  };
-  const OpTensor from = planner.packed_tensor(*self, to->dtype);
-  const OpTensor unsafe = scratch(to->dtype, to->sizes);
+  const std::vector<int64_t> dims = {dim_of(node.integer("dim"), std::max<size_t>(self->sizes.size(), 1))};
+  const OpTensor from = plan.packed_tensor(*self, to->dtype);
+  const OpTensor unsafe = plan.scratch_tensor(to->dtype, to->sizes);
   std::vector<int64_t> sizes = self->sizes;
   if (!sizes.empty()) sizes[static_cast<size_t>(dims[0])] = 1;
-  const OpTensor most = scratch(to->dtype, sizes), is_empty = scratch(DType::kBool, sizes);
-  Status status = plan_op(planner, ir::ops::aten__softmax, {from, dims[0], false}, {unsafe});
-  if (status.ok()) status = plan_op(planner, ir::ops::aten_amax, {from, dims, true}, {most});
+  const OpTensor most = plan.scratch_tensor(to->dtype, sizes), is_empty = plan.scratch_tensor(DType::kBool, sizes);
+  Status status = plan_op(plan, ir::ops::aten__softmax, {from, dims[0], false}, {unsafe});
+  if (status.ok()) status = plan_op(plan, ir::ops::aten_amax, {from, dims, true}, {most});
   if (status.ok()) {
-    status = plan_op(planner, ir::ops::aten_eq_Scalar, {most, -std::numeric_limits<double>::infinity()}, {is_empty});
+    status = plan_op(plan, ir::ops::aten_eq_Scalar, {most, -std::numeric_limits<double>::infinity()}, {is_empty});
   }
   if (!status.ok()) return status;
-  const OpTensor zero = scratch(to->dtype, {});
-  planner.zero(zero.location, zero.nbytes());
-  return plan_op(planner, ir::ops::aten_where_self, {is_empty, zero, unsafe}, {to});
+  const OpTensor zero = plan.scratch_tensor(to->dtype, {});
+  plan.zero(zero.location, zero.nbytes());
+  return plan_op(plan, ir::ops::aten_where_self, {is_empty, zero, unsafe}, {to});
 }
 
 // Reports an error with the given message if the number is 0.
-Status reduce_plans::assert_async(OpPlanner& planner) {
-  const auto self = planner.tensor("self");
+Status reduce_plans::assert_async(OpNode& node, PlanBuilder& plan) {
+  const auto self = node.tensor("self");
   if (!self) return unsupported("without operands");
   if (self->count() != 1) {
     return {ErrorCode::kOpFailed,
@@ -225,48 +224,53 @@ Status reduce_plans::assert_async(OpPlanner& planner) {
                                : "Boolean value of Tensor with more than one value is ambiguous",
             "RuntimeError"};
   }
-  const ir::Arg* words = planner.argument("assert_msg");
-  planner.add_operand(-1, words != nullptr ? words->text : "Expected Tensor with single nonzero value, but got zero");
-  const Location number = planner.scratch(8);
-  if (Status status = count_nonzero(planner, *self, number); !status.ok()) return status;
-  planner.launch(KernelFile::kFill, "assert_nonzero", AssertArguments{}, 1, 1)
+  const ir::Arg* words = node.argument("assert_msg");
+  plan.add_operand(-1, words != nullptr ? words->text : "Expected Tensor with single nonzero value, but got zero");
+  const Location number = plan.scratch(8);
+  if (Status status = count_nonzero(plan, *self, number); !status.ok()) return status;
+  plan.launch(KernelFile::kFill, "assert_nonzero", AssertArguments{}, 1, 1)
       .at(&AssertArguments::number, number)
       .failure([](const AssertArguments& given) { return &given.failure; });
   return {};
 }
 
-Status count_nonzero(OpPlanner& planner, const OpTensor& tensor, Location out) {
-  const OpTensor from = ir::is_complex(tensor.dtype) ? planner.packed_tensor(tensor, DType::kBool) : tensor;
+Status count_nonzero(PlanBuilder& plan, const OpTensor& tensor, Location out) {
+  const OpTensor from = ir::is_complex(tensor.dtype) ? plan.packed_tensor(tensor, DType::kBool) : tensor;
   OpTensor count;
   count.location = out;
   count.dtype = DType::kInt64;
-  return plan_op(planner, ir::ops::aten_count_nonzero, {from}, {count});
+  return plan_op(plan, ir::ops::aten_count_nonzero, {from}, {count});
 }
 
-Status reduce_plans::running_sum_of_parts(OpPlanner& planner) { return plan_running_sum(planner); }
+Status reduce_plans::sum_of_parts(OpNode& node, PlanBuilder& plan) {
+  return reduce_parts(node, plan, ir::ops::aten_sum_dim_IntList);
+}
+Status reduce_plans::mean_of_parts(OpNode& node, PlanBuilder& plan) {
+  return reduce_parts(node, plan, ir::ops::aten_mean_dim);
+}
+Status reduce_plans::variance_of_parts(OpNode& node, PlanBuilder& plan) {
+  return combine_variances(node, plan, /*is_root=*/false);
+}
+Status reduce_plans::std_of_parts(OpNode& node, PlanBuilder& plan) {
+  return combine_variances(node, plan, /*is_root=*/true);
+}
 
-Status reduce_plans::sum_of_parts(OpPlanner& planner) { return reduce_parts(planner, ir::ops::aten_sum_dim_IntList); }
-Status reduce_plans::mean_of_parts(OpPlanner& planner) { return reduce_parts(planner, ir::ops::aten_mean_dim); }
-Status reduce_plans::variance_of_parts(OpPlanner& planner) { return combine_variances(planner, /*is_root=*/false); }
-Status reduce_plans::std_of_parts(OpPlanner& planner) { return combine_variances(planner, /*is_root=*/true); }
-
-Status norm_over(OpPlanner& planner, const OpTensor& from, const std::vector<int64_t>& dims, double p,
+Status norm_over(PlanBuilder& plan, const OpTensor& from, const std::vector<int64_t>& dims, double p,
                  const OpTensor& to) {
-  const OpTensor real = ir::is_complex(from.dtype) ? absolute_values(planner, from) : from;
-  return plan_op(planner, ir::ops::aten_linalg_vector_norm, {real, p, dims, true}, {with_kept_dims(to, from, dims)});
+  const OpTensor real = ir::is_complex(from.dtype) ? plan.absolute_values(from) : from;
+  return plan_op(plan, ir::ops::aten_linalg_vector_norm, {real, p, dims, true}, {with_kept_dims(to, from, dims)});
 }
 
-Status reduce_all(OpPlanner& planner, ReduceAll how, const OpTensor& from, const OpTensor& to) {
+Status reduce_all(PlanBuilder& plan, ReduceAll how, const OpTensor& from, const OpTensor& to) {
   constexpr ir::Opcode kHow[] = {ir::ops::aten_sum_dim_IntList, ir::ops::aten_mean_dim, ir::ops::aten_amax,
                                  ir::ops::aten_amin};
   OpTensor made = to;
   made.dtype = from.dtype;
   made.strides = packed_strides(made.sizes);
-  if (from.dtype != to.dtype) made.location = planner.scratch(made.nbytes());
+  if (from.dtype != to.dtype) made.location = plan.scratch(made.nbytes());
   const std::vector<int64_t> dims = all_dims(from);
-  Status status =
-      plan_op(planner, kHow[static_cast<size_t>(how)], {from, dims, true}, {with_kept_dims(made, from, dims)});
-  if (status.ok() && from.dtype != to.dtype) planner.copy(made, to);
+  Status status = plan_op(plan, kHow[static_cast<size_t>(how)], {from, dims, true}, {with_kept_dims(made, from, dims)});
+  if (status.ok() && from.dtype != to.dtype) plan.copy(made, to);
   return status;
 }
 

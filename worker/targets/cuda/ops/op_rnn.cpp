@@ -4,7 +4,6 @@
 #include "ir/rnn.h"
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/kernels/rnn_arguments.h"
-#include "worker/targets/cuda/ops/op_plan.h"
 #include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Recurrent layers (`remote::rnn`). One GEMM computes the input projections of all time steps. Each step then runs a
@@ -42,14 +41,14 @@ struct Direction {
 
 class Layer {
  public:
-  explicit Layer(OpPlanner& planner) : planner_(planner) {}
+  explicit Layer(OpNode& node, PlanBuilder& plan) : node_(node), plan_(plan) {}
 
   Status forward();
   Status backward();
 
  private:
   Status open();
-  OpTensor wide_tensor(std::vector<int64_t> sizes);
+  OpTensor wide_tensor(std::vector<int64_t> sizes) { return plan_.scratch_tensor(wide_, std::move(sizes)); }
   static OpTensor part_of(const OpTensor& whole, size_t dim, int64_t index);
   GateMatrix matrix(Location location, DType dtype, int64_t rows, int64_t columns) const {
     return {location, dtype, rows, columns, columns, 1};
@@ -67,7 +66,8 @@ class Layer {
   }
   int64_t state_size() const { return batch_ * units_; }
 
-  OpPlanner& planner_;
+  OpNode& node_;
+  PlanBuilder& plan_;
   RnnMode mode_ = RnnMode::kTanh;
   DType dtype_ = DType::kFloat32, wide_ = DType::kFloat32;
   OpTensor input_, hx_;
@@ -76,15 +76,6 @@ class Layer {
   int64_t steps_ = 0, batch_ = 0, inputs_ = 0, units_ = 0, gates_ = 1, stride_ = 2;
   std::vector<Direction> directions_;
 };
-
-OpTensor Layer::wide_tensor(std::vector<int64_t> sizes) {
-  OpTensor made;
-  made.dtype = wide_;
-  made.strides = packed_strides(sizes);
-  made.sizes = std::move(sizes);
-  made.location = planner_.scratch(made.nbytes());
-  return made;
-}
 
 OpTensor Layer::part_of(const OpTensor& whole, size_t dim, int64_t index) {
   OpTensor part = whole;
@@ -95,14 +86,14 @@ OpTensor Layer::part_of(const OpTensor& whole, size_t dim, int64_t index) {
 }
 
 Status Layer::open() {
-  const auto input = planner_.tensor("input"), hx = planner_.tensor("hx");
-  const ir::Arg* const weights = planner_.argument("weight");
+  const auto input = node_.tensor("input"), hx = node_.tensor("hx");
+  const ir::Arg* const weights = node_.argument("weight");
   if (!input || !hx || input->sizes.size() != 3 || hx->sizes.size() != 3 || weights == nullptr)
     return unsupported("without operands");
   input_ = *input;
   hx_ = *hx;
-  cx_ = planner_.tensor("cx");
-  mode_ = static_cast<RnnMode>(planner_.integer("mode"));
+  cx_ = node_.tensor("cx");
+  mode_ = static_cast<RnnMode>(node_.integer("mode"));
   dtype_ = input_.dtype;
   if (!ir::is_float(dtype_)) return unsupported("of integers");
   wide_ = dtype_ == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
@@ -115,14 +106,14 @@ Status Layer::open() {
   if (count < 1 || steps_ < 1 || (mode_ == RnnMode::kLstm && !cx_)) return unsupported("without a state");
   stride_ = static_cast<int64_t>(weights->items.size()) / count;
   if (stride_ != 2 && stride_ != 4) return unsupported("with such weights");
-  packed_input_ = planner_.packed(input_);
+  packed_input_ = plan_.packed(input_);
   for (int64_t i = 0; i < count; ++i) {
     Direction direction{.reverse = i == 1, .w_ih = {}, .w_hh = {}, .b_ih = {}, .b_hh = {}, .index = i};
     Location* const positions[] = {&direction.w_ih, &direction.w_hh, &direction.b_ih, &direction.b_hh};
     for (int64_t w = 0; w < stride_; ++w) {
       const ir::Arg& arg = weights->items[static_cast<size_t>(i * stride_ + w)];
       if (arg.tag != ir::ArgTag::kView) return unsupported("without weights");
-      *positions[w] = planner_.packed(planner_.tensor_of(arg.a));
+      *positions[w] = plan_.packed(node_.tensor_of(arg.a));
     }
     directions_.push_back(direction);
   }
@@ -144,7 +135,7 @@ void Layer::gemm(const GateMatrix& a, const GateMatrix& b, const GateMatrix& c, 
                                    .bias_dtype = static_cast<i64>(dtype_),
                                    .adds = adds ? 1 : 0};
   const int64_t tiles = (a.rows + kTile - 1) / kTile * ((b.columns + kTile - 1) / kTile);
-  planner_
+  plan_
       .launch(KernelFile::kRnn, wide_ == DType::kFloat64 ? "rnn_gemm_wide" : "rnn_gemm", arguments,
               std::min(tiles, kMaxBlocks))
       .at(&RnnGemmArguments::a, a.location)
@@ -159,7 +150,7 @@ void Layer::sum(const GateMatrix& a, Location to) {
                                   .columns = a.columns,
                                   .a_dtype = static_cast<i64>(a.dtype),
                                   .out_dtype = static_cast<i64>(dtype_)};
-  planner_.launch(KernelFile::kRnn, "rnn_sum", arguments, blocks_for(a.columns))
+  plan_.launch(KernelFile::kRnn, "rnn_sum", arguments, blocks_for(a.columns))
       .at(&RnnSumArguments::a, a.location)
       .at(&RnnSumArguments::out, to);
 }
@@ -168,8 +159,8 @@ void Layer::sum(const GateMatrix& a, Location to) {
 
 Status Layer::forward() {
   if (Status status = open(); !status.ok()) return status;
-  output_ = planner_.result(0);
-  reserve_ = planner_.result(3);
+  output_ = node_.result(0);
+  reserve_ = node_.result(3);
   if (reserve_ && (reserve_->count() == 0 || !reserve_->is_packed())) reserve_.reset();
   for (const Direction& direction : directions_) forward(direction);
   return {};
@@ -184,8 +175,8 @@ void Layer::forward(const Direction& direction) {
   // projection. So b_hh belongs to the hidden state's GEMM.
   gemm(matrix(packed_input_, dtype_, rows, inputs_), matrix(direction.w_ih, dtype_, width, inputs_).transposed(),
        matrix(gates.location, wide_, rows, width), direction.b_ih, is_gru ? Location() : direction.b_hh);
-  planner_.copy(part_of(hx_, 0, direction.index), part_of(states, 0, 0));
-  if (mode_ == RnnMode::kLstm) planner_.copy(part_of(*cx_, 0, direction.index), cell);
+  plan_.copy(part_of(hx_, 0, direction.index), part_of(states, 0, 0));
+  if (mode_ == RnnMode::kLstm) plan_.copy(part_of(*cx_, 0, direction.index), cell);
   const GateMatrix w_hh = matrix(direction.w_hh, dtype_, width, units_).transposed();
   for (int64_t step = 0; step < steps_; ++step) {
     const int64_t t = direction.at(step, steps_);
@@ -208,7 +199,7 @@ void Layer::forward(const Direction& direction) {
       const int64_t share = reserve_->count() / static_cast<int64_t>(directions_.size());
       kept = offset_by(reserve_->location, direction.index * share + t * state_size(), dtype_);
     }
-    planner_.launch(KernelFile::kRnn, "rnn_cell", arguments, blocks_for(state_size()))
+    plan_.launch(KernelFile::kRnn, "rnn_cell", arguments, blocks_for(state_size()))
         .at(&RnnCellArguments::gates, offset_by(gates.location, t * batch_ * width, wide_))
         .at(&RnnCellArguments::hidden, hidden.location)
         .at(&RnnCellArguments::before, before)
@@ -217,20 +208,20 @@ void Layer::forward(const Direction& direction) {
         .at(&RnnCellArguments::output, output)
         .at(&RnnCellArguments::reserve, kept);
   }
-  if (const auto hy = planner_.result(1)) planner_.copy(part_of(states, 0, steps_), part_of(*hy, 0, direction.index));
-  if (const auto cy = planner_.result(2); cy && mode_ == RnnMode::kLstm)
-    planner_.copy(cell, part_of(*cy, 0, direction.index));
+  if (const auto hy = node_.result(1)) plan_.copy(part_of(states, 0, steps_), part_of(*hy, 0, direction.index));
+  if (const auto cy = node_.result(2); cy && mode_ == RnnMode::kLstm)
+    plan_.copy(cell, part_of(*cy, 0, direction.index));
 }
 
 // --- backward --------------------------------------------------------------------------------------------------------
 
 Status Layer::backward() {
   if (Status status = open(); !status.ok()) return status;
-  output_ = planner_.tensor("output");
-  reserve_ = planner_.tensor("reserve");
+  output_ = node_.tensor("output");
+  reserve_ = node_.tensor("reserve");
   const bool keeps = ir::rnn_reserve(mode_) != 0;
   if (!output_ || (keeps && (!reserve_ || reserve_->count() == 0))) return unsupported("without what was kept");
-  const auto grad_input = planner_.result(0);
+  const auto grad_input = node_.result(0);
   std::optional<GateMatrix> wide;
   if (grad_input) wide = matrix(wide_tensor({steps_, batch_, inputs_}).location, wide_, steps_ * batch_, inputs_);
   for (const Direction& direction : directions_) backward(direction, wide);
@@ -239,13 +230,13 @@ Status Layer::backward() {
     from.dtype = wide_;
     from.location = wide->location;
     from.strides = packed_strides(from.sizes);
-    planner_.copy(from, *grad_input);
+    plan_.copy(from, *grad_input);
   }
   return {};
 }
 
 std::optional<OpTensor> Layer::weight_gradient(const Direction& direction, int64_t which) const {
-  return planner_.listed_result(3, static_cast<size_t>(direction.index * stride_ + which));
+  return node_.listed_result(3, static_cast<size_t>(direction.index * stride_ + which));
 }
 
 void Layer::backward(const Direction& direction, const std::optional<GateMatrix>& grad_input) {
@@ -255,19 +246,19 @@ void Layer::backward(const Direction& direction, const std::optional<GateMatrix>
   const OpTensor hidden = is_gru ? wide_tensor({steps_, batch_, width}) : gates;
   const OpTensor grad = wide_tensor({batch_, units_}), grad_cell = wide_tensor({batch_, units_});
   const auto begin = [&](std::string_view name, const OpTensor& to) {
-    const auto given = planner_.tensor(name);
-    if (given && given->count() != 0) return planner_.copy(part_of(*given, 0, direction.index), to);
-    planner_.zero(to.location, to.nbytes());
+    const auto given = node_.tensor(name);
+    if (given && given->count() != 0) return plan_.copy(part_of(*given, 0, direction.index), to);
+    plan_.zero(to.location, to.nbytes());
   };
   begin("grad_hy", grad);
   begin("grad_cy", grad_cell);
-  const auto grad_output = planner_.tensor("grad_output");
+  const auto grad_output = node_.tensor("grad_output");
   const Location kept =
       !reserve_ ? Location()
-                : offset_by(planner_.packed(*reserve_),
+                : offset_by(plan_.packed(*reserve_),
                             direction.index * (reserve_->count() / static_cast<int64_t>(directions_.size())), dtype_);
   const OpTensor hx = part_of(hx_, 0, direction.index);
-  const Location cx = is_lstm ? planner_.packed(part_of(*cx_, 0, direction.index)) : Location();
+  const Location cx = is_lstm ? plan_.packed(part_of(*cx_, 0, direction.index)) : Location();
   const int64_t part = steps_ * state_size();
   const GateMatrix w_hh = matrix(direction.w_hh, dtype_, width, units_);
   for (int64_t step = steps_; step-- > 0;) {
@@ -293,7 +284,7 @@ void Layer::backward(const Direction& direction, const std::optional<GateMatrix>
         step == 0 ? hx.location : offset_by(output_->location, offset_of(*output_, direction, earlier), dtype_);
     Location before_cell;
     if (is_lstm) before_cell = step == 0 ? cx : offset_by(kept, 4 * part + earlier * state_size(), dtype_);
-    planner_.launch(KernelFile::kRnn, "rnn_cell_backward", arguments, blocks_for(state_size()))
+    plan_.launch(KernelFile::kRnn, "rnn_cell_backward", arguments, blocks_for(state_size()))
         .at(&RnnCellBackwardArguments::grad_gates, offset_by(gates.location, t * batch_ * width, wide_))
         .at(&RnnCellBackwardArguments::grad_hidden, offset_by(hidden.location, t * batch_ * width, wide_))
         .at(&RnnCellBackwardArguments::grad_state, grad.location)
@@ -306,8 +297,8 @@ void Layer::backward(const Direction& direction, const std::optional<GateMatrix>
     gemm(matrix(offset_by(hidden.location, t * batch_ * width, wide_), wide_, batch_, width), w_hh,
          matrix(grad.location, wide_, batch_, units_), {}, {}, is_gru);
   }
-  if (const auto made = planner_.result(1)) planner_.copy(grad, part_of(*made, 0, direction.index));
-  if (const auto made = planner_.result(2)) planner_.copy(grad_cell, part_of(*made, 0, direction.index));
+  if (const auto made = node_.result(1)) plan_.copy(grad, part_of(*made, 0, direction.index));
+  if (const auto made = node_.result(2)) plan_.copy(grad_cell, part_of(*made, 0, direction.index));
 
   const GateMatrix of_gates = matrix(gates.location, wide_, rows, width),
                    of_hidden = matrix(hidden.location, wide_, rows, width);
@@ -315,7 +306,7 @@ void Layer::backward(const Direction& direction, const std::optional<GateMatrix>
     gemm(of_gates, matrix(direction.w_ih, dtype_, width, inputs_), *grad_input, {}, {}, direction.index != 0);
   if (const auto made = weight_gradient(direction, 0)) {
     gemm(of_gates.transposed(), matrix(packed_input_, dtype_, rows, inputs_),
-         matrix(planner_.output(*made), dtype_, width, inputs_));
+         matrix(plan_.output(*made), dtype_, width, inputs_));
   }
   if (const auto made = weight_gradient(direction, 1)) {
     // The hidden state before each step.
@@ -327,21 +318,21 @@ void Layer::backward(const Direction& direction, const std::optional<GateMatrix>
         from.location = offset_by(from.location, direction.index * units_ * from.strides[1], dtype_);
         from.sizes[1] = units_;
       }
-      planner_.copy(from, part_of(before, 0, direction.at(step, steps_)));
+      plan_.copy(from, part_of(before, 0, direction.at(step, steps_)));
     }
     gemm(of_hidden.transposed(), matrix(before.location, wide_, rows, units_),
-         matrix(planner_.output(*made), dtype_, width, units_));
+         matrix(plan_.output(*made), dtype_, width, units_));
   }
   for (const int64_t which : {2, 3}) {
     if (which >= stride_) break;
     if (const auto made = weight_gradient(direction, which))
-      sum(which == 2 ? of_gates : of_hidden, planner_.output(*made));
+      sum(which == 2 ? of_gates : of_hidden, plan_.output(*made));
   }
 }
 
 }  // namespace
 
-Status rnn_plans::forward(OpPlanner& planner) { return Layer(planner).forward(); }
-Status rnn_plans::backward(OpPlanner& planner) { return Layer(planner).backward(); }
+Status rnn_plans::forward(OpNode& node, PlanBuilder& plan) { return Layer(node, plan).forward(); }
+Status rnn_plans::backward(OpNode& node, PlanBuilder& plan) { return Layer(node, plan).backward(); }
 
 }  // namespace torch_remote::worker::cuda

@@ -5,7 +5,7 @@
 
 #include "worker/targets/cuda/launch/run_memory.h"
 #include "worker/targets/cuda/launch/unit_program.h"
-#include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/plan_table.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
@@ -30,9 +30,10 @@ class OpUnit final : public Unit {
     ir::for_each_view(graph().nodes[group().first],
                       [&](uint32_t view, bool) { has_complex |= ir::is_complex(graph().views[view].dtype); });
     if (has_complex && !make_.takes_complex) return unsupported("of complex numbers");
-    OpPlanner planner(graph(), group().first, values, &plan_, symbols);
-    Status status = make_.plan(planner);
-    planner.finish();
+    OpNode node(graph(), group().first, values, symbols);
+    PlanBuilder builder(node, &plan_);
+    Status status = make_.plan(node, builder);
+    builder.finish();
     operands_ = std::make_shared<const std::vector<IndexedOperand>>(plan_.operands);
     values_.clear();
     return status;

@@ -1,3 +1,5 @@
+#include "worker/targets/cuda/ops/op_search.h"
+
 #include <algorithm>
 #include <bit>
 #include <iterator>
@@ -9,8 +11,9 @@
 #include "codegen/lower/result_type.h"
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/kernels/search_arguments.h"
-#include "worker/targets/cuda/ops/op_plan.h"
 #include "worker/targets/cuda/ops/op_plans_generated.h"
+#include "worker/targets/cuda/ops/op_reduce.h"
+#include "worker/targets/cuda/ops/op_sort.h"
 
 // Searches in sorted rows; bins, medians and modes, which sort rows first; weighted draws. The order of sums is fixed,
 // so results are reproducible.
@@ -25,9 +28,9 @@ bool is_float_number(const ir::Arg& arg) {
 }
 
 // searchsorted(sorted_sequence, self), bucketize(self, boundaries)
-Status search(OpPlanner& planner, std::string_view bounds_name) {
-  const auto bounds = planner.tensor(bounds_name), self = planner.tensor("self"), to = planner.result(0);
-  const ir::Arg* const given = planner.argument("self");
+Status search(OpNode& node, PlanBuilder& plan, std::string_view bounds_name) {
+  const auto bounds = node.tensor(bounds_name), self = node.tensor("self"), to = node.result(0);
+  const ir::Arg* const given = node.argument("self");
   if (!bounds || given == nullptr || !to || bounds->sizes.empty()) return unsupported("without bounds");
   DType dtype = bounds->dtype;
   if (self && self->dtype != dtype) {
@@ -36,27 +39,27 @@ Status search(OpPlanner& planner, std::string_view bounds_name) {
   } else if (!self && is_float_number(*given) && !ir::is_float(dtype)) {
     dtype = DType::kFloat32;
   }
-  const auto sorter = planner.tensor("sorter");
+  const auto sorter = node.tensor("sorter");
   SearchArguments arguments{.count = to->count(),
                             .length = bounds->sizes.back(),
                             .dtype = static_cast<i64>(dtype),
                             .out_dtype = static_cast<i64>(to->dtype),
-                            .right = planner.flag("right") ? 1 : 0};
+                            .right = node.flag("right") ? 1 : 0};
   if (bounds->sizes.size() > 1) arguments.row = to->sizes.back();
-  if (const ir::Arg* const side = planner.argument("side"); side != nullptr && side->text == "right") {
+  if (const ir::Arg* const side = node.argument("side"); side != nullptr && side->text == "right") {
     arguments.right = 1;
   }
   if (!self) {
-    arguments.number = planner.number("self");
-    if (!is_float_number(*given)) arguments.int_number = planner.integer("self");
+    arguments.number = node.number("self");
+    if (!is_float_number(*given)) arguments.int_number = node.integer("self");
   }
-  const Location rows = planner.packed(*bounds, dtype), in = self ? planner.packed(*self, dtype) : Location();
-  const Location order = sorter ? planner.packed(*sorter) : Location();
-  planner.launch(KernelFile::kSearch, "search_sorted", arguments, blocks_for(arguments.count))
+  const Location rows = plan.packed(*bounds, dtype), in = self ? plan.packed(*self, dtype) : Location();
+  const Location order = sorter ? plan.packed(*sorter) : Location();
+  plan.launch(KernelFile::kSearch, "search_sorted", arguments, blocks_for(arguments.count))
       .at(&SearchArguments::bounds, rows)
       .at(&SearchArguments::sorter, order)
       .at(&SearchArguments::in, in)
-      .at(&SearchArguments::out, planner.output(*to));
+      .at(&SearchArguments::out, plan.output(*to));
   return {};
 }
 // What search_histogram reports: bounds as the bits of doubles.
@@ -87,73 +90,71 @@ uint64_t bits_of_nan(DType dtype) {
 }
 
 // Along a dim, or over all elements.
-Status middle_of_sorted(OpPlanner& planner, RowStatistic what) {
-  const auto self = planner.tensor("self"), values = planner.result(0), indices = planner.result(1);
+Status middle_of_sorted(OpNode& node, PlanBuilder& plan, RowStatistic what) {
+  const auto self = node.tensor("self"), values = node.result(0), indices = node.result(1);
   if (!self || (!values && !indices)) return unsupported("without a result");
-  const bool of_all = !planner.has("dim") && what != RowStatistic::kMode;
+  const bool of_all = !node.has("dim") && what != RowStatistic::kMode;
   const OuterLengthInner dims =
-      of_all ? OuterLengthInner{1, self->count(), 1} : split(self->sizes, planner.integer("dim", -1));
+      of_all ? OuterLengthInner{1, self->count(), 1} : split(self->sizes, node.integer("dim", -1));
   const int64_t rows = dims.outer * dims.inner;
   if (rows == 0) return {};
   if (dims.length == 0) {
     if (!values || what == RowStatistic::kMode) return unsupported("of nothing");
     const uint64_t nan = bits_of_nan(values->dtype);
-    planner
-        .launch(KernelFile::kFill, "fill_bits",
+    plan.launch(KernelFile::kFill, "fill_bits",
                 FillArguments{.count = rows, .item = ir::item_size(values->dtype), .bits = nan}, blocks_for(rows))
-        .at(&FillArguments::out, planner.output(*values));
+        .at(&FillArguments::out, plan.output(*values));
     return {};
   }
-  const Location in = planner.packed(*self);
+  const Location in = plan.packed(*self);
   Sorted sorted;
-  if (Status status = sort_tensor(planner, *self, in, dims, false, &sorted); !status.ok()) return status;
+  if (Status status = sort_tensor(plan, *self, in, dims, false, &sorted); !status.ok()) return status;
   const RowStatisticArguments arguments{.rows = rows,
                                         .length = dims.length,
                                         .inner = dims.inner,
                                         .item = ir::item_size(self->dtype),
                                         .statistic = what,
                                         .floats = ir::is_float(self->dtype) ? 1 : 0};
-  planner.launch(KernelFile::kSearch, "search_row_statistic", arguments, blocks_for(rows))
+  plan.launch(KernelFile::kSearch, "search_row_statistic", arguments, blocks_for(rows))
       .at(&RowStatisticArguments::in, in)
       .at(&RowStatisticArguments::keys, sorted.keys)
       .at(&RowStatisticArguments::positions, sorted.positions)
-      .at(&RowStatisticArguments::values, values ? planner.output(*values) : Location())
-      .at(&RowStatisticArguments::indices, indices ? planner.output(*indices) : Location());
+      .at(&RowStatisticArguments::values, values ? plan.output(*values) : Location())
+      .at(&RowStatisticArguments::indices, indices ? plan.output(*indices) : Location());
   return {};
 }
 // -- Weighted draws ---------------------------------------------------------------------------------------------------
 
 }  // namespace
 
-Status search_plans::search_sorted(OpPlanner& planner) { return search(planner, "sorted_sequence"); }
-Status search_plans::bucketize(OpPlanner& planner) { return search(planner, "boundaries"); }
+Status search_plans::search_sorted(OpNode& node, PlanBuilder& plan) { return search(node, plan, "sorted_sequence"); }
+Status search_plans::bucketize(OpNode& node, PlanBuilder& plan) { return search(node, plan, "boundaries"); }
 
-Status search_plans::count_bins(OpPlanner& planner) {
-  const auto self = planner.tensor("self");
-  const auto weights = planner.tensor("weights");
-  const auto to = planner.dynamic_result(0);
+Status search_plans::count_bins(OpNode& node, PlanBuilder& plan) {
+  const auto self = node.tensor("self");
+  const auto weights = node.tensor("weights");
+  const auto to = node.dynamic_result(0);
   if (!self || !to || ir::is_float(self->dtype)) return unsupported("of a known size");
-  const int64_t count = self->count(), least = planner.integer("minlength");
+  const int64_t count = self->count(), least = node.integer("minlength");
   const DType dtype = !weights || count == 0              ? DType::kInt64
                       : weights->dtype == DType::kFloat32 ? DType::kFloat32
                                                           : DType::kFloat64;
   Sorted sorted;
   Location values;
-  const Location most = planner.scratch(8);
-  planner.plan().count = most;
+  const Location most = plan.scratch(8);
+  plan.built().count = most;
   if (count == 0) {
-    planner.zero(most, 8);
+    plan.zero(most, 8);
   } else {
-    const Location in = planner.packed(*self);
-    if (weights) values = planner.packed(*weights, dtype);
-    if (Status status = sort_tensor(planner, *self, in, {1, count, 1}, false, &sorted); !status.ok()) return status;
-    planner.launch(KernelFile::kSearch, "search_count_bound", CountBoundArguments{.count = count}, 1, 32)
+    const Location in = plan.packed(*self);
+    if (weights) values = plan.packed(*weights, dtype);
+    if (Status status = sort_tensor(plan, *self, in, {1, count, 1}, false, &sorted); !status.ok()) return status;
+    plan.launch(KernelFile::kSearch, "search_count_bound", CountBoundArguments{.count = count}, 1, 32)
         .at(&CountBoundArguments::keys, sorted.keys)
         .at(&CountBoundArguments::out, most);
   }
-  const Location out{planner.graph().views[*to].buffer, 0};
-  planner.plan().plan_rest = [=, view = *to](int64_t found, OpPlan* rest,
-                                             std::vector<DynamicResult>* results) -> Status {
+  const Location out{node.graph().views[*to].buffer, 0};
+  plan.built().plan_rest = [=, view = *to](int64_t found, OpPlan* rest, std::vector<DynamicResult>* results) -> Status {
     if (found < 0) {
       return {ErrorCode::kOpFailed, "bincount only supports 1-d non-negative integral inputs.", "RuntimeError"};
     }
@@ -164,9 +165,8 @@ Status search_plans::count_bins(OpPlanner& planner) {
       return {};
     }
     if (bins == 0) return {};
-    OpPlanner::add_launch(&rest->steps, KernelFile::kSearch, "search_count",
-                          CountArguments{.count = count, .bins = bins, .dtype = static_cast<i64>(dtype)},
-                          blocks_for(bins))
+    LaunchBuilder(&rest->steps, KernelFile::kSearch, "search_count",
+                  CountArguments{.count = count, .bins = bins, .dtype = static_cast<i64>(dtype)}, blocks_for(bins))
         .at(&CountArguments::keys, sorted.keys)
         .at(&CountArguments::positions, sorted.positions)
         .at(&CountArguments::weights, values)
@@ -176,37 +176,31 @@ Status search_plans::count_bins(OpPlanner& planner) {
   return {};
 }
 
-Status search_plans::histogram(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
+Status search_plans::histogram(OpNode& node, PlanBuilder& plan) {
+  const auto self = node.tensor("self"), to = node.result(0);
   if (!self || !to || self->dtype == DType::kBool || to->dtype != self->dtype) return unsupported("of these dtypes");
   const bool floats = ir::is_float(self->dtype);
   const DType dtype = self->dtype;
   HistogramArguments arguments{.count = self->count(),
                                .bins = to->count(),
                                .dtype = static_cast<i64>(dtype),
-                               .from = planner.number("min", 0),
-                               .to = planner.number("max", 0),
-                               .int_from = planner.integer("min", 0),
-                               .int_to = planner.integer("max", 0)};
-  const Location in = planner.packed(*self), counts = planner.scratch(8 * static_cast<uint64_t>(arguments.bins));
-  planner.zero(counts, 8 * static_cast<uint64_t>(arguments.bins));
-  OpTensor least = *self, most = *self;
+                               .from = node.number("min", 0),
+                               .to = node.number("max", 0),
+                               .int_from = node.integer("min", 0),
+                               .int_to = node.integer("max", 0)};
+  const Location in = plan.packed(*self), counts = plan.scratch(8 * static_cast<uint64_t>(arguments.bins));
+  plan.zero(counts, 8 * static_cast<uint64_t>(arguments.bins));
+  OpTensor least, most;
   const bool of_all = floats ? arguments.from == arguments.to : arguments.int_from == arguments.int_to;
   if (of_all && arguments.count != 0) {
     const OpTensor all{.location = in, .dtype = dtype, .sizes = {arguments.count}, .strides = {1}};
-    for (OpTensor* const one : {&least, &most}) {
-      one->sizes = one->strides = {};
-      one->location = planner.scratch(8);
-    }
+    for (OpTensor* const one : {&least, &most}) *one = plan.scratch_tensor(dtype, {});
     for (const auto& [how, to] : {std::pair(ReduceAll::kMin, &least), std::pair(ReduceAll::kMax, &most)}) {
-      if (Status status = reduce_all(planner, how, all, *to); !status.ok()) return status;
+      if (Status status = reduce_all(plan, how, all, *to); !status.ok()) return status;
     }
-  } else {
-    least.location = most.location = {};
   }
-  if (floats) planner.add_described_operand(describe_range);
-  planner
-      .launch(KernelFile::kSearch, floats ? "search_histogram" : "search_histogram_int", arguments,
+  if (floats) plan.add_described_operand(describe_range);
+  plan.launch(KernelFile::kSearch, floats ? "search_histogram" : "search_histogram_int", arguments,
               blocks_for(arguments.count))
       .at(&HistogramArguments::in, in)
       .at(&HistogramArguments::counts, counts)
@@ -214,46 +208,49 @@ Status search_plans::histogram(OpPlanner& planner) {
       .at(&HistogramArguments::most, most.location)
       .failure([](const HistogramArguments& words) { return &words.failure; }, floats);
   if (!floats) {
-    planner.copy({.location = counts, .dtype = DType::kInt64, .sizes = {arguments.bins}, .strides = {1}}, *to);
+    plan.copy({.location = counts, .dtype = DType::kInt64, .sizes = {arguments.bins}, .strides = {1}}, *to);
     return {};
   }
-  planner.launch(KernelFile::kSearch, "search_histogram_out", arguments, blocks_for(arguments.bins))
+  plan.launch(KernelFile::kSearch, "search_histogram_out", arguments, blocks_for(arguments.bins))
       .at(&HistogramArguments::counts, counts)
-      .at(&HistogramArguments::out, planner.output(*to));
+      .at(&HistogramArguments::out, plan.output(*to));
   return {};
 }
 
-Status search_plans::median(OpPlanner& planner) { return middle_of_sorted(planner, RowStatistic::kMedian); }
-Status search_plans::nanmedian(OpPlanner& planner) { return middle_of_sorted(planner, RowStatistic::kNanmedian); }
-Status search_plans::mode(OpPlanner& planner) { return middle_of_sorted(planner, RowStatistic::kMode); }
+Status search_plans::median(OpNode& node, PlanBuilder& plan) {
+  return middle_of_sorted(node, plan, RowStatistic::kMedian);
+}
+Status search_plans::nanmedian(OpNode& node, PlanBuilder& plan) {
+  return middle_of_sorted(node, plan, RowStatistic::kNanmedian);
+}
+Status search_plans::mode(OpNode& node, PlanBuilder& plan) { return middle_of_sorted(node, plan, RowStatistic::kMode); }
 
-Status search_plans::multinomial(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
-  const ir::Arg* const generator = planner.argument("generator");
+Status search_plans::multinomial(OpNode& node, PlanBuilder& plan) {
+  const auto self = node.tensor("self"), to = node.result(0);
+  const ir::Arg* const generator = node.argument("generator");
   if (!self || !to || self->sizes.empty() || generator == nullptr || generator->tag != ir::ArgTag::kGenerator) {
     return unsupported("without a generator");
   }
-  const int64_t length = self->sizes.back(), samples = planner.integer("num_samples");
+  const int64_t length = self->sizes.back(), samples = node.integer("num_samples");
   const int64_t rows = self->sizes.size() == 1 ? 1 : self->sizes[0];
-  const bool replaces = planner.flag("replacement");
+  const bool replaces = node.flag("replacement");
   if (rows == 0) return {};
   if (length == 0) {
     return {ErrorCode::kOpFailed, "invalid multinomial distribution (sum of probabilities <= 0)", "RuntimeError"};
   }
-  const Location in = planner.packed(*self);
+  const Location in = plan.packed(*self);
   MultinomialArguments arguments{.rows = rows,
                                  .length = length,
                                  .samples = samples,
                                  .dtype = static_cast<i64>(self->dtype),
                                  .is_strict = replaces && samples != 1 ? 1 : 0};
-  planner.add_described_operand(describe_weights);
-  planner.launch(KernelFile::kRandom, "multinomial_check", arguments, std::min<int64_t>(rows, 1 << 16))
+  plan.add_described_operand(describe_weights);
+  plan.launch(KernelFile::kRandom, "multinomial_check", arguments, std::min<int64_t>(rows, 1 << 16))
       .at(&MultinomialArguments::in, in)
       .failure([](const MultinomialArguments& words) { return &words.failure; });
   if (replaces || samples == 1) {
-    const Location sums = planner.scratch(8 * static_cast<uint64_t>(rows * length)), out = planner.output(*to);
-    planner
-        .launch(KernelFile::kScan, "scan_sum_float_rows",
+    const Location sums = plan.scratch(8 * static_cast<uint64_t>(rows * length)), out = plan.output(*to);
+    plan.launch(KernelFile::kScan, "scan_sum_float_rows",
                 ScanArguments{.outer = rows,
                               .length = length,
                               .in_dtype = arguments.dtype,
@@ -261,51 +258,43 @@ Status search_plans::multinomial(OpPlanner& planner) {
                 std::min<int64_t>(rows, 1 << 16))
         .at(&ScanArguments::in, in)
         .at(&ScanArguments::out, sums);
-    planner.launch(KernelFile::kRandom, "multinomial_draw", arguments, blocks_for(rows * samples))
+    plan.launch(KernelFile::kRandom, "multinomial_draw", arguments, blocks_for(rows * samples))
         .at(&MultinomialArguments::sums, sums)
         .at(&MultinomialArguments::out, out)
         .parameters(&MultinomialArguments::numbers, {generator->a, generator->a + 1});
     return {};
   }
-  OpTensor keys;
-  keys.dtype = DType::kFloat64;
-  keys.sizes = {rows, length};
-  keys.strides = {length, 1};
-  keys.location = planner.scratch(keys.nbytes());
-  planner.launch(KernelFile::kRandom, "multinomial_keys", arguments, blocks_for(rows * length))
+  const OpTensor keys = plan.scratch_tensor(DType::kFloat64, {rows, length});
+  plan.launch(KernelFile::kRandom, "multinomial_keys", arguments, blocks_for(rows * length))
       .at(&MultinomialArguments::in, in)
       .at(&MultinomialArguments::out, keys.location)
       .parameters(&MultinomialArguments::numbers, {generator->a, generator->a + 1});
   Sorted sorted;
-  if (Status status = sort_tensor(planner, keys, keys.location, {rows, length, 1}, true, &sorted); !status.ok()) {
+  if (Status status = sort_tensor(plan, keys, keys.location, {rows, length, 1}, true, &sorted); !status.ok()) {
     return status;
   }
-  planner
-      .launch(KernelFile::kSort, "sort_take",
+  plan.launch(KernelFile::kSort, "sort_take",
               SortTakeArguments{.outer = rows, .length = length, .count = samples, .item = 8},
               blocks_for(rows * samples))
       .at(&SortTakeArguments::in, keys.location)
       .at(&SortTakeArguments::positions, sorted.positions)
-      .at(&SortTakeArguments::indices, planner.output(*to));
+      .at(&SortTakeArguments::indices, plan.output(*to));
   return {};
 }
 
-Status search_members(OpPlanner& planner, Location elements, const OpTensor& to, const OpTensor& members,
-                      bool inverts) {
+Status search_members(PlanBuilder& plan, Location elements, const OpTensor& to, const OpTensor& members, bool inverts) {
   const int64_t count = to.count(), length = members.count();
-  const Location keys = planner.scratch(8 * static_cast<uint64_t>(count));
-  planner
-      .launch(KernelFile::kSort, "sort_keys",
+  const Location keys = plan.scratch(8 * static_cast<uint64_t>(count));
+  plan.launch(KernelFile::kSort, "sort_keys",
               SortKeysArguments{.length = count, .dtype = static_cast<i64>(members.dtype)}, blocks_for(count))
       .at(&SortKeysArguments::in, elements)
       .at(&SortKeysArguments::keys, keys);
   Sorted sorted;
   if (length != 0) {
-    Status status = sort_tensor(planner, members, members.location, {1, length, 1}, false, &sorted);
+    Status status = sort_tensor(plan, members, members.location, {1, length, 1}, false, &sorted);
     if (!status.ok()) return status;
   }
-  planner
-      .launch(KernelFile::kSearch, "search_members",
+  plan.launch(KernelFile::kSearch, "search_members",
               MemberArguments{.count = count,
                               .length = length,
                               .inverts = inverts ? 1 : 0,
@@ -313,7 +302,7 @@ Status search_members(OpPlanner& planner, Location elements, const OpTensor& to,
               blocks_for(count))
       .at(&MemberArguments::keys, keys)
       .at(&MemberArguments::sorted, sorted.keys)
-      .at(&MemberArguments::out, planner.output(to));
+      .at(&MemberArguments::out, plan.output(to));
   return {};
 }
 

@@ -1,30 +1,29 @@
+#include "worker/targets/cuda/ops/op_sort.h"
+
 #include <algorithm>
 #include <bit>
 #include <utility>
 
 #include "worker/targets/cuda/kernels/arguments.h"
-#include "worker/targets/cuda/ops/op_plan.h"
 #include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Sorting, and ops that take elements of sorted rows.
 namespace torch_remote::worker::cuda {
 
-Sorted sort_rows(OpPlanner& planner, Location keys, int64_t rows, int64_t length) {
+Sorted sort_rows(PlanBuilder& plan, Location keys, int64_t rows, int64_t length) {
   const auto count = static_cast<uint64_t>(rows * length);
-  Location positions = planner.scratch(4 * count);
+  Location positions = plan.scratch(4 * count);
   const int64_t chunk = std::clamp<int64_t>(
       static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(length, 2)))), 2, kSortChunk);
   const int64_t chunks = (length + chunk - 1) / chunk;
-  planner
-      .launch(KernelFile::kSort, "sort_chunks", SortChunksArguments{.rows = rows, .length = length, .chunk = chunk},
+  plan.launch(KernelFile::kSort, "sort_chunks", SortChunksArguments{.rows = rows, .length = length, .chunk = chunk},
               rows * chunks, static_cast<unsigned>(std::clamp<int64_t>(chunk / 2, 32, 256)))
       .at(&SortChunksArguments::keys, keys)
       .at(&SortChunksArguments::positions, positions);
   if (chunks <= 1) return {keys, positions};
-  Location other_keys = planner.scratch(8 * count), other_places = planner.scratch(4 * count);
+  Location other_keys = plan.scratch(8 * count), other_places = plan.scratch(4 * count);
   for (int64_t width = chunk; width < length; width *= 2) {
-    planner
-        .launch(KernelFile::kSort, "sort_merge", SortMergeArguments{.rows = rows, .length = length, .width = width},
+    plan.launch(KernelFile::kSort, "sort_merge", SortMergeArguments{.rows = rows, .length = length, .width = width},
                 blocks_for(rows * length))
         .at(&SortMergeArguments::keys, keys)
         .at(&SortMergeArguments::positions, positions)
@@ -36,15 +35,14 @@ Sorted sort_rows(OpPlanner& planner, Location keys, int64_t rows, int64_t length
   return {keys, positions};
 }
 
-Status sort_tensor(OpPlanner& planner, const OpTensor& tensor, Location packed, const OuterLengthInner& dims,
+Status sort_tensor(PlanBuilder& plan, const OpTensor& tensor, Location packed, const OuterLengthInner& dims,
                    bool descending, Sorted* sorted) {
   const int64_t rows = dims.outer * dims.inner, chunks = (dims.length + kSortChunk - 1) / kSortChunk;
   if (dims.length >= (int64_t{1} << 31) || rows * std::max<int64_t>(chunks, 1) >= (int64_t{1} << 31)) {
     return unsupported("more elements than are sorted at once");
   }
-  const Location keys = planner.scratch(8 * static_cast<uint64_t>(tensor.count()));
-  planner
-      .launch(KernelFile::kSort, "sort_keys",
+  const Location keys = plan.scratch(8 * static_cast<uint64_t>(tensor.count()));
+  plan.launch(KernelFile::kSort, "sort_keys",
               SortKeysArguments{.outer = dims.outer,
                                 .length = dims.length,
                                 .inner = dims.inner,
@@ -53,26 +51,25 @@ Status sort_tensor(OpPlanner& planner, const OpTensor& tensor, Location packed, 
               blocks_for(tensor.count()))
       .at(&SortKeysArguments::in, packed)
       .at(&SortKeysArguments::keys, keys);
-  *sorted = sort_rows(planner, keys, rows, dims.length);
+  *sorted = sort_rows(plan, keys, rows, dims.length);
   return {};
 }
 
 namespace {
 
 // Elements [first, first + count) of each sorted line, and their original positions.
-Status take(OpPlanner& planner, bool descending, int64_t first, int64_t count) {
-  const std::optional<OpTensor> self = planner.tensor("self");
-  const std::optional<OpTensor> values = planner.result(0), indices = planner.result(1);
+Status take(OpNode& node, PlanBuilder& plan, bool descending, int64_t first, int64_t count) {
+  const std::optional<OpTensor> self = node.tensor("self");
+  const std::optional<OpTensor> values = node.result(0), indices = node.result(1);
   if (!self) return unsupported("without a tensor");
-  const OuterLengthInner dims = split(self->sizes, planner.integer("dim", -1));
+  const OuterLengthInner dims = split(self->sizes, node.integer("dim", -1));
   if (first < 0 || count < 0 || first + count > dims.length) {
     return {ErrorCode::kOpFailed, "selected index k out of range", "RuntimeError"};
   }
-  const Location in = planner.packed(*self);
+  const Location in = plan.packed(*self);
   Sorted sorted;
-  if (Status status = sort_tensor(planner, *self, in, dims, descending, &sorted); !status.ok()) return status;
-  planner
-      .launch(KernelFile::kSort, "sort_take",
+  if (Status status = sort_tensor(plan, *self, in, dims, descending, &sorted); !status.ok()) return status;
+  plan.launch(KernelFile::kSort, "sort_take",
               SortTakeArguments{.outer = dims.outer,
                                 .length = dims.length,
                                 .inner = dims.inner,
@@ -82,22 +79,26 @@ Status take(OpPlanner& planner, bool descending, int64_t first, int64_t count) {
               blocks_for(dims.outer * count * dims.inner))
       .at(&SortTakeArguments::in, in)
       .at(&SortTakeArguments::positions, sorted.positions)
-      .at(&SortTakeArguments::values, values ? planner.output(*values) : Location{})
-      .at(&SortTakeArguments::indices, indices ? planner.output(*indices) : Location{});
+      .at(&SortTakeArguments::values, values ? plan.output(*values) : Location{})
+      .at(&SortTakeArguments::indices, indices ? plan.output(*indices) : Location{});
   return {};
 }
 
-int64_t length_of(OpPlanner& planner) {
-  const std::optional<OpTensor> self = planner.tensor("self");
-  return self ? split(self->sizes, planner.integer("dim", -1)).length : 0;
+int64_t length_of(OpNode& node) {
+  const std::optional<OpTensor> self = node.tensor("self");
+  return self ? split(self->sizes, node.integer("dim", -1)).length : 0;
 }
 
 }  // namespace
 
-Status sort_plans::sort(OpPlanner& planner) { return take(planner, planner.flag("descending"), 0, length_of(planner)); }
-Status sort_plans::topk(OpPlanner& planner) {
-  return take(planner, planner.flag("largest", true), 0, planner.integer("k"));
+Status sort_plans::sort(OpNode& node, PlanBuilder& plan) {
+  return take(node, plan, node.flag("descending"), 0, length_of(node));
 }
-Status sort_plans::kthvalue(OpPlanner& planner) { return take(planner, false, planner.integer("k") - 1, 1); }
+Status sort_plans::topk(OpNode& node, PlanBuilder& plan) {
+  return take(node, plan, node.flag("largest", true), 0, node.integer("k"));
+}
+Status sort_plans::kthvalue(OpNode& node, PlanBuilder& plan) {
+  return take(node, plan, false, node.integer("k") - 1, 1);
+}
 
 }  // namespace torch_remote::worker::cuda

@@ -1,47 +1,36 @@
+#include "worker/targets/cuda/ops/op_view.h"
+
 #include <algorithm>
 #include <utility>
 #include <vector>
 
-#include "worker/targets/cuda/ops/op_plan.h"
 #include "worker/targets/cuda/ops/op_plans_generated.h"
 
 // Copies of views (`permute_copy` and the like): the view's sizes and strides, and one copy.
 namespace torch_remote::worker::cuda {
 namespace {
 
-size_t dim_in(int64_t dim, size_t rank) {
-  return static_cast<size_t>(dim < 0 ? dim + static_cast<int64_t>(rank) : dim);
-}
-
 // Copies the elements of `from` in order, even if the sizes differ.
-void copy_all(OpPlanner& planner, const OpTensor& from, const OpTensor& to) {
-  if (from.sizes == to.sizes) return planner.copy(from, to);
+void copy_all(PlanBuilder& plan, const OpTensor& from, const OpTensor& to) {
+  if (from.sizes == to.sizes) return plan.copy(from, to);
   OpTensor same = to;
   same.dtype = from.dtype;
-  same.location = planner.packed(from);
+  same.location = plan.packed(from);
   same.strides = packed_strides(to.sizes);
-  planner.copy(same, to);
+  plan.copy(same, to);
 }
 
-Status copy_with_exchanged(OpPlanner& planner, int64_t first, int64_t second) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
+Status copy_with_exchanged(OpNode& node, PlanBuilder& plan, int64_t first, int64_t second) {
+  const auto self = node.tensor("self"), to = node.result(0);
   if (!self || !to) return unsupported("without a result");
   OpTensor from = *self;
   if (const size_t rank = from.sizes.size(); rank > 1) {
-    const size_t a = dim_in(first, rank), b = dim_in(second, rank);
+    const size_t a = wrap_dim(first, rank), b = wrap_dim(second, rank);
     std::swap(from.sizes[a], from.sizes[b]);
     std::swap(from.strides[a], from.strides[b]);
   }
-  planner.copy(from, *to);
+  plan.copy(from, *to);
   return {};
-}
-
-OpTensor part(const OpTensor& whole, size_t dim, int64_t begin, int64_t size, int64_t step = 1) {
-  OpTensor made = whole;
-  made.location.offset += static_cast<uint64_t>(begin * whole.strides[dim]) * ir::item_size(whole.dtype);
-  made.sizes[dim] = size;
-  made.strides[dim] *= step;
-  return made;
 }
 
 OpTensor without(OpTensor tensor, size_t dim) {
@@ -52,17 +41,17 @@ OpTensor without(OpTensor tensor, size_t dim) {
 
 // Splits a dim into consecutive pieces of the given sizes; the last size repeats. `drops`: each piece is one element,
 // and the dim is removed.
-Status copy_pieces(OpPlanner& planner, const std::vector<int64_t>& sizes, bool drops = false) {
-  const auto self = planner.tensor("self");
+Status copy_pieces(OpNode& node, PlanBuilder& plan, const std::vector<int64_t>& sizes, bool drops = false) {
+  const auto self = node.tensor("self");
   if (!self || self->sizes.empty() || sizes.empty()) return unsupported("of a number");
-  const size_t dim = dim_in(planner.integer("dim"), self->sizes.size());
+  const size_t dim = wrap_dim(node.integer("dim"), self->sizes.size());
   int64_t begin = 0;
   for (size_t i = 0; begin < self->sizes[dim]; ++i) {
     const int64_t wanted = sizes[std::min(i, sizes.size() - 1)], size = std::min(wanted, self->sizes[dim] - begin);
     if (wanted <= 0 && i >= sizes.size()) return unsupported("into pieces without elements");
-    const OpTensor from = part(*self, dim, begin, size);
+    const OpTensor from = slice(*self, dim, begin, size);
     begin += size;
-    if (const auto to = planner.listed_result(0, i)) planner.copy(drops ? without(from, dim) : from, *to);
+    if (const auto to = node.listed_result(0, i)) plan.copy(drops ? without(from, dim) : from, *to);
   }
   return {};
 }
@@ -70,141 +59,145 @@ Status copy_pieces(OpPlanner& planner, const std::vector<int64_t>& sizes, bool d
 }  // namespace
 
 // Only sizes change; the order of elements stays.
-Status view_plans::copy_elements(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
+Status view_plans::copy_elements(OpNode& node, PlanBuilder& plan) {
+  const auto self = node.tensor("self"), to = node.result(0);
   if (!self || !to || self->count() != to->count()) return unsupported("of other sizes");
-  copy_all(planner, *self, *to);
+  copy_all(plan, *self, *to);
   return {};
 }
 
-Status view_plans::copy_expanded(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
+Status view_plans::copy_expanded(OpNode& node, PlanBuilder& plan) {
+  const auto self = node.tensor("self"), to = node.result(0);
   if (!self || !to || self->sizes.size() > to->sizes.size()) return unsupported("of other sizes");
-  planner.copy(*self, *to);
+  plan.copy(*self, *to);
   return {};
 }
 
-Status view_plans::copy_strided(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
-  const std::vector<int64_t> strides = planner.integers("stride");
+Status view_plans::copy_strided(OpNode& node, PlanBuilder& plan) {
+  const auto self = node.tensor("self"), to = node.result(0);
+  const std::vector<int64_t> strides = node.integers("stride");
   if (!self || !to || strides.size() != to->sizes.size()) return unsupported("of other sizes");
   OpTensor from = *self;
   from.sizes = to->sizes;
   from.strides = strides;
-  if (planner.has("storage_offset")) {
-    from.location.offset = static_cast<uint64_t>(planner.integer("storage_offset")) * ir::item_size(from.dtype);
+  if (node.has("storage_offset")) {
+    from.location.offset = static_cast<uint64_t>(node.integer("storage_offset")) * ir::item_size(from.dtype);
   }
-  planner.copy(from, *to);
+  plan.copy(from, *to);
   return {};
 }
 
 // Copies `self` and overwrites a strided view of it with `src`.
-Status view_plans::scatter_strided(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), from = planner.tensor("src"), to = planner.result(0);
-  const std::vector<int64_t> strides = planner.integers("stride");
+Status view_plans::scatter_strided(OpNode& node, PlanBuilder& plan) {
+  const auto self = node.tensor("self"), from = node.tensor("src"), to = node.result(0);
+  const std::vector<int64_t> strides = node.integers("stride");
   if (!self || !from || !to || strides.size() != from->sizes.size()) return unsupported("of other sizes");
   const bool alike = self->location.offset == 0 && to->location.offset == 0 && self->strides == to->strides;
   if (!alike || !to->is_packed()) return unsupported("of parts of memory");
-  planner.copy(*self, *to);
+  plan.copy(*self, *to);
   OpTensor part = *to;
   part.sizes = from->sizes;
   part.strides = strides;
-  part.location.offset = static_cast<uint64_t>(planner.integer("storage_offset")) * ir::item_size(part.dtype);
-  planner.copy(*from, part);
+  part.location.offset = static_cast<uint64_t>(node.integer("storage_offset")) * ir::item_size(part.dtype);
+  plan.copy(*from, part);
   return {};
 }
 
-Status view_plans::copy_permuted(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
-  const std::vector<int64_t> dims = planner.integers("dims");
+Status view_plans::copy_permuted(OpNode& node, PlanBuilder& plan) {
+  const auto self = node.tensor("self"), to = node.result(0);
+  const std::vector<int64_t> dims = node.integers("dims");
   if (!self || !to || dims.size() != self->sizes.size()) return unsupported("of other sizes");
   OpTensor from = *self;
   for (size_t d = 0; d < dims.size(); ++d) {
-    const size_t at = dim_in(dims[d], dims.size());
+    const size_t at = wrap_dim(dims[d], dims.size());
     from.sizes[d] = self->sizes[at];
     from.strides[d] = self->strides[at];
   }
-  planner.copy(from, *to);
+  plan.copy(from, *to);
   return {};
 }
 
-Status view_plans::copy_transposed(OpPlanner& planner) {
-  return copy_with_exchanged(planner, planner.integer("dim0"), planner.integer("dim1"));
+Status view_plans::copy_transposed(OpNode& node, PlanBuilder& plan) {
+  return copy_with_exchanged(node, plan, node.integer("dim0"), node.integer("dim1"));
 }
-Status view_plans::copy_matrix_transposed(OpPlanner& planner) { return copy_with_exchanged(planner, 0, 1); }
+Status view_plans::copy_matrix_transposed(OpNode& node, PlanBuilder& plan) {
+  return copy_with_exchanged(node, plan, 0, 1);
+}
 
 // `[start, start + length)` of a dim, or a single index, whose dim is removed.
-Status view_plans::copy_narrow(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
+Status view_plans::copy_narrow(OpNode& node, PlanBuilder& plan) {
+  const auto self = node.tensor("self"), to = node.result(0);
   if (!self || !to || self->sizes.empty()) return unsupported("of other sizes");
-  const size_t dim = dim_in(planner.integer("dim"), self->sizes.size());
-  const int64_t start = planner.integer("start"), begin = start < 0 ? start + self->sizes[dim] : start;
-  planner.copy(part(*self, dim, begin, to->sizes[dim]), *to);
+  const size_t dim = wrap_dim(node.integer("dim"), self->sizes.size());
+  const int64_t start = node.integer("start"), begin = start < 0 ? start + self->sizes[dim] : start;
+  plan.copy(slice(*self, dim, begin, to->sizes[dim]), *to);
   return {};
 }
 
-Status view_plans::copy_slice(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
+Status view_plans::copy_slice(OpNode& node, PlanBuilder& plan) {
+  const auto self = node.tensor("self"), to = node.result(0);
   if (!self || !to || self->sizes.empty()) return unsupported("of other sizes");
-  const size_t dim = dim_in(planner.integer("dim"), self->sizes.size());
-  const int64_t size = self->sizes[dim], start = planner.integer("start", 0);
+  const size_t dim = wrap_dim(node.integer("dim"), self->sizes.size());
+  const int64_t size = self->sizes[dim], start = node.integer("start", 0);
   const int64_t begin = std::clamp<int64_t>(start < 0 ? start + size : start, 0, size);
-  planner.copy(part(*self, dim, begin, to->sizes[dim], planner.integer("step", 1)), *to);
+  plan.copy(slice(*self, dim, begin, to->sizes[dim], node.integer("step", 1)), *to);
   return {};
 }
 
-Status view_plans::copy_selected(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
+Status view_plans::copy_selected(OpNode& node, PlanBuilder& plan) {
+  const auto self = node.tensor("self"), to = node.result(0);
   if (!self || !to || self->sizes.empty()) return unsupported("of other sizes");
-  const size_t dim = dim_in(planner.integer("dim"), self->sizes.size());
-  const int64_t index = planner.integer("index");
-  planner.copy(without(part(*self, dim, index < 0 ? index + self->sizes[dim] : index, 1), dim), *to);
+  const size_t dim = wrap_dim(node.integer("dim"), self->sizes.size());
+  const int64_t index = node.integer("index");
+  plan.copy(without(slice(*self, dim, index < 0 ? index + self->sizes[dim] : index, 1), dim), *to);
   return {};
 }
 
 // Windows along a dim; their elements are the last dim.
-Status view_plans::copy_unfolded(OpPlanner& planner) {
-  const auto self = planner.tensor("self"), to = planner.result(0);
-  const int64_t size = planner.integer("size"), step = planner.integer("step");
+Status view_plans::copy_unfolded(OpNode& node, PlanBuilder& plan) {
+  const auto self = node.tensor("self"), to = node.result(0);
+  const int64_t size = node.integer("size"), step = node.integer("step");
   if (!self || !to) return unsupported("without a result");
   OpTensor from = *self;
   if (from.sizes.empty()) {
     from.sizes = {size};
     from.strides = {1};
   } else {
-    const size_t dim = dim_in(planner.integer("dimension"), from.sizes.size());
+    const size_t dim = wrap_dim(node.integer("dimension"), from.sizes.size());
     const int64_t stride = from.strides[dim];
     from.sizes[dim] = (from.sizes[dim] - size) / step + 1;
     from.strides[dim] = stride * step;
     from.sizes.push_back(size);
     from.strides.push_back(stride);
   }
-  planner.copy(from, *to);
+  plan.copy(from, *to);
   return {};
 }
 
-Status view_plans::copy_split(OpPlanner& planner) { return copy_pieces(planner, {planner.integer("split_size")}); }
-Status view_plans::copy_split_with_sizes(OpPlanner& planner) {
-  return copy_pieces(planner, planner.integers("split_sizes"));
+Status view_plans::copy_split(OpNode& node, PlanBuilder& plan) {
+  return copy_pieces(node, plan, {node.integer("split_size")});
 }
-Status view_plans::copy_unbound(OpPlanner& planner) { return copy_pieces(planner, {1}, true); }
+Status view_plans::copy_split_with_sizes(OpNode& node, PlanBuilder& plan) {
+  return copy_pieces(node, plan, node.integers("split_sizes"));
+}
+Status view_plans::copy_unbound(OpNode& node, PlanBuilder& plan) { return copy_pieces(node, plan, {1}, true); }
 
 // _chunk_cat: splits each tensor along a dim into num_chunks chunks of one size, padded with zeros. Chunks with the
 // same number are flattened and concatenated.
-Status view_plans::join_chunks(OpPlanner& planner) {
-  const ir::Arg* const list = planner.argument("tensors");
-  const auto to = planner.result(0);
-  const int64_t chunks = planner.integer("num_chunks");
+Status view_plans::join_chunks(OpNode& node, PlanBuilder& plan) {
+  const ir::Arg* const list = node.argument("tensors");
+  const auto to = node.result(0);
+  const int64_t chunks = node.integer("num_chunks");
   if (list == nullptr || !to || to->sizes.size() < 2 || chunks <= 0) return unsupported("of such dims");
   const size_t dim = to->sizes.size() - 2;
   OpTensor all = *to;
   all.strides = packed_strides(all.sizes);
-  all.location = planner.output(*to);
-  planner.zero(all.location, all.nbytes());
+  all.location = plan.output(*to);
+  plan.zero(all.location, all.nbytes());
   int64_t begin = 0;
   for (const ir::Arg& item : list->items) {
     if (item.tag != ir::ArgTag::kView) return unsupported("of numbers");
-    const OpTensor from = planner.tensor_of(item.a);
+    const OpTensor from = node.tensor_of(item.a);
     if (from.sizes.size() <= dim) return unsupported("of such dims");
     const int64_t size = from.sizes[dim], length = (size + chunks - 1) / chunks;
     const std::vector<int64_t> behind(from.sizes.begin() + static_cast<ptrdiff_t>(dim) + 1, from.sizes.end());
@@ -212,39 +205,33 @@ Status view_plans::join_chunks(OpPlanner& planner) {
     int64_t inner = 1;
     for (const int64_t one : behind) inner *= one;
     for (int64_t i = 0; i < chunks && i * length < size; ++i) {
-      const OpTensor piece = part(from, dim, i * length, std::min(length, size - i * length));
+      const OpTensor piece = slice(from, dim, i * length, std::min(length, size - i * length));
       OpTensor made = all;
       made.sizes = piece.sizes;
       made.strides.resize(dim);
       made.strides.push_back(inner);
       made.strides.insert(made.strides.end(), strides.begin(), strides.end());
       made.location.offset += static_cast<uint64_t>(i * all.strides[dim] + begin) * ir::item_size(all.dtype);
-      planner.copy(piece, made);
+      plan.copy(piece, made);
     }
     begin += length * inner;
   }
   return {};
 }
 
-OpTensor broadcast_and_roll(OpPlanner& planner, const OpTensor& from, const OpTensor& to, ir::DType dtype,
-                            std::optional<size_t> dim, int64_t by) {
-  OpTensor all = from, made = to;
+OpTensor broadcast_and_roll(PlanBuilder& plan, const OpTensor& from, const OpTensor& to, ir::DType dtype, size_t dim,
+                            int64_t by) {
+  OpTensor all = from;
   const size_t missing = to.sizes.size() - from.sizes.size();
   all.sizes = to.sizes;
   all.strides.assign(to.sizes.size(), 0);
   for (size_t d = missing; d < to.sizes.size(); ++d) {
     if (from.sizes[d - missing] != 1) all.strides[d] = from.strides[d - missing];
   }
-  made.dtype = dtype;
-  made.strides = packed_strides(made.sizes);
-  made.location = planner.scratch(made.nbytes());
-  if (!dim || by == 0) {
-    planner.copy(all, made);
-    return made;
-  }
-  const int64_t size = to.sizes[*dim];
-  planner.copy(part(all, *dim, by, size - by), part(made, *dim, 0, size - by));
-  planner.copy(part(all, *dim, 0, by), part(made, *dim, size - by, by));
+  const OpTensor made = plan.scratch_tensor(dtype, to.sizes);
+  const int64_t size = to.sizes[dim];
+  plan.copy(slice(all, dim, by, size - by), slice(made, dim, 0, size - by));
+  plan.copy(slice(all, dim, 0, by), slice(made, dim, size - by, by));
   return made;
 }
 

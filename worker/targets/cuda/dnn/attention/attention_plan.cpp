@@ -7,6 +7,7 @@
 
 #include "ir/ops/op_table_generated.h"
 #include "worker/targets/cuda/kernels/arguments.h"
+#include "worker/targets/cuda/ops/plan/plan_builder.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
@@ -35,11 +36,11 @@ class AttentionPlanner {
  public:
   AttentionPlanner(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, AttentionPlan* plan,
                    std::vector<ir::Sym>* symbols)
-      : planner_(graph, node, values, &plan->steps, symbols), plan_(*plan) {}
+      : node_(graph, node, values, symbols), builder_(node_, &plan->steps), plan_(*plan) {}
 
   Status forward();
   Status backward();
-  void finish() { planner_.finish(); }
+  void finish() { builder_.finish(); }
 
  private:
   Status find();
@@ -52,7 +53,8 @@ class AttentionPlanner {
     return plan_.problem.type == dnn::Type::kFloat16 ? of_f16 : of_bf16;
   }
 
-  OpPlanner planner_;
+  OpNode node_;
+  PlanBuilder builder_;
   AttentionPlan& plan_;
   std::vector<OpTensor> read_;
   std::optional<OpTensor> query_, key_, value_;
@@ -67,12 +69,12 @@ class AttentionPlanner {
 Status AttentionPlanner::find() {
   // Read before any refusal: the node depends on these numbers even if another runner executes it.
   AttentionProblem& problem = plan_.problem;
-  problem.causal = planner_.flag("is_causal");
-  const bool has_scale = planner_.has("scale");
-  const double scale = planner_.number("scale");
-  query_ = planner_.tensor("query");
-  key_ = planner_.tensor("key");
-  value_ = planner_.tensor("value");
+  problem.causal = node_.flag("is_causal");
+  const bool has_scale = node_.has("scale");
+  const double scale = node_.number("scale");
+  query_ = node_.tensor("query");
+  key_ = node_.tensor("key");
+  value_ = node_.tensor("value");
   if (!query_ || !key_ || !value_) return unsupported("without operands");
   for (const auto* tensor : {&*query_, &*key_, &*value_}) {
     if (tensor->sizes.size() != 4) return unsupported("of other than 4 dims");
@@ -99,7 +101,7 @@ Status AttentionPlanner::find() {
   plan_.query = read(query, &problem.query);
   plan_.key = read(key, &problem.key);
   plan_.value = read(value, &problem.value);
-  const std::optional<OpTensor> bias = planner_.tensor("bias");
+  const std::optional<OpTensor> bias = node_.tensor("bias");
   if (!bias) return {};
   if (bias->dtype != DType::kBool && bias->dtype != query.dtype) return unsupported("with a bias of another dtype");
   if (bias->sizes.size() < 2 || bias->sizes.size() > 4) return unsupported("with a bias of other than 2 to 4 dims");
@@ -110,10 +112,7 @@ Status AttentionPlanner::find() {
 Location AttentionPlanner::read(const OpTensor& tensor, Strides* strides) {
   read_.push_back(tensor);
   if (has_layout(tensor, strides)) return tensor.location;
-  OpTensor made = tensor;
-  made.strides = packed_strides(tensor.sizes);
-  made.location = planner_.scratch(tensor.nbytes());
-  planner_.copy(tensor, made);
+  const OpTensor made = builder_.copy_of(tensor, tensor.dtype, tensor.sizes);
   *strides = packed(made);
   return made.location;
 }
@@ -125,9 +124,7 @@ Location AttentionPlanner::write(const std::optional<OpTensor>& tensor, const Op
                                [&](const OpTensor& read) { return read.location.buffer == tensor->location.buffer; });
   };
   if (tensor && has_layout(*tensor, strides) && !is_read()) return tensor->location;
-  OpTensor made = like;
-  made.strides = packed_strides(like.sizes);
-  made.location = planner_.scratch(like.nbytes());
+  const OpTensor made = builder_.scratch_tensor(like.dtype, like.sizes);
   *strides = packed(made);
   if (tensor) deferred_copies_.push_back({made, *tensor});
   return made.location;
@@ -154,9 +151,9 @@ void AttentionPlanner::add_bias(const OpTensor& given) {
   call.causal = problem.causal ? 1 : 0;
   problem.causal = false;
   const int64_t rows = call.batch * call.heads * call.queries;
-  plan_.bias = planner_.scratch(static_cast<uint64_t>(rows * call.row) * 2);
-  has_keys_ = planner_.scratch(static_cast<uint64_t>(rows));
-  planner_
+  plan_.bias = builder_.scratch(static_cast<uint64_t>(rows * call.row) * 2);
+  has_keys_ = builder_.scratch(static_cast<uint64_t>(rows));
+  builder_
       .launch(KernelFile::kAttention, kernel("attention_bias_f16", "attention_bias_bf16"), call,
               std::min<int64_t>((rows + 3) / 4, 1 << 20), 128)
       .at(&AttentionBiasArguments::bias, given.location)
@@ -165,14 +162,14 @@ void AttentionPlanner::add_bias(const OpTensor& given) {
 }
 
 void AttentionPlanner::add_deferred_copies() {
-  for (const DeferredCopy& deferred : deferred_copies_) planner_.copy(deferred.from, deferred.to);
+  for (const DeferredCopy& deferred : deferred_copies_) builder_.copy(deferred.from, deferred.to);
 }
 
 Status AttentionPlanner::forward() {
   if (Status status = find(); !status.ok()) return status;
   AttentionProblem& problem = plan_.problem;
   problem.pass = AttentionPass::kForward;
-  const std::optional<OpTensor> out = planner_.result(0), logsumexp = planner_.result(1);
+  const std::optional<OpTensor> out = node_.result(0), logsumexp = node_.result(1);
   OpTensor like = *query_;
   like.sizes[3] = problem.value_size;
   plan_.out = write(out, like, &problem.out);
@@ -182,7 +179,7 @@ Status AttentionPlanner::forward() {
   sums.sizes = {problem.batch, problem.heads, problem.queries};
   sums.strides = packed_strides(sums.sizes);
   if (!logsumexp || !logsumexp->is_packed() || logsumexp->location.offset % dnn::kAlignment != 0) {
-    sums.location = planner_.scratch(sums.nbytes());
+    sums.location = builder_.scratch(sums.nbytes());
     if (logsumexp) deferred_copies_.push_back({sums, *logsumexp});
   }
   plan_.logsumexp = sums.location;
@@ -196,7 +193,7 @@ Status AttentionPlanner::forward() {
     call.has_keys_batch = problem.bias_batch == 1 ? 0 : problem.bias_heads * problem.queries;
     call.has_keys_head = problem.bias_heads == 1 ? 0 : problem.queries;
     std::copy(problem.out.begin(), problem.out.end(), call.out_strides);
-    planner_
+    builder_
         .launch(KernelFile::kAttention, "attention_masked_rows", call, std::min<int64_t>((rows() + 3) / 4, 1 << 20),
                 128)
         .at(&AttentionMaskedRowsArguments::has_keys, has_keys_)
@@ -211,8 +208,8 @@ Status AttentionPlanner::backward() {
   if (Status status = find(); !status.ok()) return status;
   AttentionProblem& problem = plan_.problem;
   problem.pass = AttentionPass::kBackward;
-  const std::optional<OpTensor> grad = planner_.tensor("grad"), out = planner_.tensor("out"),
-                                logsumexp = planner_.tensor("logsumexp");
+  const std::optional<OpTensor> grad = node_.tensor("grad"), out = node_.tensor("out"),
+                                logsumexp = node_.tensor("logsumexp");
   if (!grad || !out || !logsumexp || logsumexp->dtype != DType::kFloat32) return unsupported("without operands");
   if (grad->sizes.size() != 4 || out->sizes.size() != 4 || logsumexp->sizes.size() != 3) {
     return unsupported("of other than 4 dims");
@@ -222,24 +219,21 @@ Status AttentionPlanner::backward() {
   read_.push_back(*logsumexp);
   plan_.logsumexp = logsumexp->location;
   if (problem.has_bias()) {  // Rows that attend to no key get weights of 0.
-    plan_.logsumexp = planner_.scratch(static_cast<uint64_t>(rows()) * sizeof(float));
+    plan_.logsumexp = builder_.scratch(static_cast<uint64_t>(rows()) * sizeof(float));
     AttentionSumsArguments call;
     call.batch = problem.batch;
     call.heads = problem.heads;
     call.queries = problem.queries;
     std::copy(logsumexp->strides.begin(), logsumexp->strides.end(), call.strides);
-    planner_.launch(KernelFile::kAttention, "attention_sums", call, blocks_for(rows()))
+    builder_.launch(KernelFile::kAttention, "attention_sums", call, blocks_for(rows()))
         .at(&AttentionSumsArguments::logsumexp, logsumexp->location)
         .at(&AttentionSumsArguments::out, plan_.logsumexp);
   } else if (!logsumexp->is_packed() || logsumexp->location.offset % dnn::kAlignment != 0) {
-    OpTensor made = *logsumexp;
-    made.strides = packed_strides(made.sizes);
-    made.location = plan_.logsumexp = planner_.scratch(made.nbytes());
-    planner_.copy(*logsumexp, made);
+    plan_.logsumexp = builder_.copy_of(*logsumexp, logsumexp->dtype, logsumexp->sizes).location;
   }
-  plan_.grad_query = write(planner_.result(0), *query_, &problem.grad_query);
-  plan_.grad_key = write(planner_.result(1), *key_, &problem.grad_key);
-  plan_.grad_value = write(planner_.result(2), *value_, &problem.grad_value);
+  plan_.grad_query = write(node_.result(0), *query_, &problem.grad_query);
+  plan_.grad_key = write(node_.result(1), *key_, &problem.grad_key);
+  plan_.grad_value = write(node_.result(2), *value_, &problem.grad_value);
   plan_.before = plan_.steps.steps.size();
   add_deferred_copies();
   return {};

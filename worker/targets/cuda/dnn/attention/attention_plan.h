@@ -8,7 +8,7 @@
 #include "ir/status.h"
 #include "worker/targets/cuda/dnn/attention/attention_graph.h"
 #include "worker/targets/cuda/launch/location.h"
-#include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/plan/op_plan.h"
 
 // Attention with cuDNN: which nodes it may execute, and with which call for given sizes and strides. Needs no GPU.
 namespace torch_remote::worker::cuda {
@@ -30,7 +30,7 @@ struct AttentionPlan {
 // Fewer queries are a decoder's step. A hand-written kernel that splits the keys is used for it.
 inline constexpr int64_t kMinQueries = 8;
 
-// Makes the plan for one run's values (as OpPlanner has them). kUnsupported: the message says why; even then, `symbols`
+// Makes the plan for one run's values (as OpNode has them). kUnsupported: the message says why; even then, `symbols`
 // has everything that the op depends on.
 Status plan_attention(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, AttentionPlan* plan,
                       std::vector<ir::Sym>* symbols);

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "ir/ops/op_table_generated.h"
+#include "worker/targets/cuda/ops/plan/plan_builder.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
@@ -22,14 +23,14 @@ class BatchNormPlanner {
  public:
   BatchNormPlanner(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, BatchNormPlan* plan,
                    std::vector<ir::Sym>* symbols)
-      : planner_(graph, node, values, &plan->steps, symbols), plan_(*plan) {
-    plan_.epsilon = static_cast<float>(planner_.number("eps"));
-    plan_.momentum = static_cast<float>(planner_.number("momentum"));
+      : node_(graph, node, values, symbols), builder_(node_, &plan->steps), plan_(*plan) {
+    plan_.epsilon = static_cast<float>(node_.number("eps"));
+    plan_.momentum = static_cast<float>(node_.number("momentum"));
   }
 
   Status forward();
   Status backward();
-  void finish() { planner_.finish(); }
+  void finish() { builder_.finish(); }
 
  private:
   struct DeferredCopy {
@@ -40,7 +41,6 @@ class BatchNormPlanner {
   OpTensor image(const OpTensor& like) const;
   Location read_image(const OpTensor& tensor);
   Location write_image(const OpTensor& tensor);
-  OpTensor channels() const;
   Location read_channels(const OpTensor& tensor);
   // A result that is not wanted is written to scratch memory.
   Location write_channels(const std::optional<OpTensor>& tensor);
@@ -49,10 +49,11 @@ class BatchNormPlanner {
   }
   void add_deferred_copies() {
     plan_.before = plan_.steps.steps.size();
-    for (const DeferredCopy& deferred : deferred_copies_) planner_.copy(deferred.from, deferred.to);
+    for (const DeferredCopy& deferred : deferred_copies_) builder_.copy(deferred.from, deferred.to);
   }
 
-  OpPlanner planner_;
+  OpNode node_;
+  PlanBuilder builder_;
   BatchNormPlan& plan_;
   OpTensor input_;
   std::vector<uint32_t> read_;  // buffers
@@ -60,7 +61,7 @@ class BatchNormPlanner {
 };
 
 Status BatchNormPlanner::take_input() {
-  const auto input = planner_.tensor("input");
+  const auto input = node_.tensor("input");
   if (!input || input->sizes.size() < 4 || input->sizes.size() > 5) return unsupported("of other than 4 or 5 dims");
   // With one point or one channel, both layouts are the same; the hand-written kernels execute these.
   if (!is_channels_last(*input) || input->is_packed()) return unsupported("of images with another memory format");
@@ -84,8 +85,8 @@ Location BatchNormPlanner::read_image(const OpTensor& tensor) {
     return tensor.location;
   }
   OpTensor made = image(tensor);
-  made.location = planner_.scratch(made.nbytes());
-  planner_.copy(tensor, made);
+  made.location = builder_.scratch(made.nbytes());
+  builder_.copy(tensor, made);
   return made.location;
 }
 
@@ -93,17 +94,9 @@ Location BatchNormPlanner::write_image(const OpTensor& tensor) {
   if (is_channels_last(tensor) && tensor.location.offset % dnn::kAlignment == 0 && !is_read(tensor))
     return tensor.location;
   OpTensor made = image(tensor);
-  made.location = planner_.scratch(made.nbytes());
+  made.location = builder_.scratch(made.nbytes());
   deferred_copies_.push_back({made, tensor});
   return made.location;
-}
-
-OpTensor BatchNormPlanner::channels() const {
-  OpTensor made;
-  made.dtype = DType::kFloat32;
-  made.sizes = {input_.sizes[1]};
-  made.strides = {1};
-  return made;
 }
 
 Location BatchNormPlanner::read_channels(const OpTensor& tensor) {
@@ -111,10 +104,7 @@ Location BatchNormPlanner::read_channels(const OpTensor& tensor) {
   if (tensor.dtype == DType::kFloat32 && tensor.is_packed() && tensor.location.offset % dnn::kAlignment == 0) {
     return tensor.location;
   }
-  OpTensor made = channels();
-  made.location = planner_.scratch(made.nbytes());
-  planner_.copy(tensor, made);
-  return made.location;
+  return builder_.copy_of(tensor, DType::kFloat32, {input_.sizes[1]}).location;
 }
 
 Location BatchNormPlanner::write_channels(const std::optional<OpTensor>& tensor) {
@@ -123,18 +113,17 @@ Location BatchNormPlanner::write_channels(const std::optional<OpTensor>& tensor)
       tensor->location.offset % dnn::kAlignment == 0 && !is_read(*tensor)) {
     return tensor->location;
   }
-  OpTensor made = channels();
-  made.location = planner_.scratch(made.nbytes());
+  const OpTensor made = builder_.scratch_tensor(DType::kFloat32, {input_.sizes[1]});
   if (is_there) deferred_copies_.push_back({made, *tensor});
   return made.location;
 }
 
 Status BatchNormPlanner::forward() {
-  if (!planner_.flag("training")) return unsupported("with given statistics");
+  if (!node_.flag("training")) return unsupported("with given statistics");
   if (Status status = take_input(); !status.ok()) return status;
-  const auto weight = planner_.tensor("weight"), bias = planner_.tensor("bias");
-  const auto mean = planner_.tensor("running_mean"), variance = planner_.tensor("running_var");
-  const auto result = planner_.result(0);
+  const auto weight = node_.tensor("weight"), bias = node_.tensor("bias");
+  const auto mean = node_.tensor("running_mean"), variance = node_.tensor("running_var");
+  const auto result = node_.result(0);
   if (!weight || !bias || !result || mean.has_value() != variance.has_value()) return unsupported("without operands");
   plan_.scale = read_channels(*weight);
   plan_.bias = read_channels(*bias);
@@ -146,19 +135,19 @@ Status BatchNormPlanner::forward() {
     plan_.variance_after = write_channels(variance);
   }
   plan_.output = write_image(*result);
-  plan_.mean = write_channels(planner_.result(1));
-  plan_.inverse_std = write_channels(planner_.result(2));
+  plan_.mean = write_channels(node_.result(1));
+  plan_.inverse_std = write_channels(node_.result(2));
   add_deferred_copies();
   return {};
 }
 
 Status BatchNormPlanner::backward() {
-  if (!planner_.flag("train")) return unsupported("with given statistics");
+  if (!node_.flag("train")) return unsupported("with given statistics");
   if (Status status = take_input(); !status.ok()) return status;
   plan_.problem.backward = true;
-  const auto grad = planner_.tensor("grad_out"), weight = planner_.tensor("weight"),
-             mean = planner_.tensor("save_mean"), inverse_std = planner_.tensor("save_invstd");
-  const auto grad_input = planner_.result(0);
+  const auto grad = node_.tensor("grad_out"), weight = node_.tensor("weight"), mean = node_.tensor("save_mean"),
+             inverse_std = node_.tensor("save_invstd");
+  const auto grad_input = node_.result(0);
   if (!grad || !weight || !mean || !inverse_std || !grad_input || grad->sizes != input_.sizes) {
     return unsupported("without operands");
   }
@@ -167,8 +156,8 @@ Status BatchNormPlanner::backward() {
   plan_.mean = read_channels(*mean);
   plan_.inverse_std = read_channels(*inverse_std);
   plan_.grad_input = write_image(*grad_input);
-  plan_.grad_scale = write_channels(planner_.result(1));
-  plan_.grad_bias = write_channels(planner_.result(2));
+  plan_.grad_scale = write_channels(node_.result(1));
+  plan_.grad_bias = write_channels(node_.result(2));
   add_deferred_copies();
   return {};
 }

@@ -8,7 +8,7 @@
 #include "ir/status.h"
 #include "worker/targets/cuda/dnn/batch_norm/batch_norm_graph.h"
 #include "worker/targets/cuda/launch/location.h"
-#include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/plan/op_plan.h"
 
 // Batch norm with cuDNN: which nodes it may execute, and with which call for given sizes and strides. Needs no GPU.
 namespace torch_remote::worker::cuda {
@@ -29,7 +29,7 @@ struct BatchNormPlan {
   Location grad, grad_input, grad_scale, grad_bias;
 };
 
-// Makes the plan for one run's values (as OpPlanner has them). kUnsupported: the message says why. Images that are not
+// Makes the plan for one run's values (as OpNode has them). kUnsupported: the message says why. Images that are not
 // channels last are unsupported: cuDNN would transpose them first, while compiled kernels read them in place. Even
 // then, `symbols` has everything that the op depends on.
 Status plan_batch_norm(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, BatchNormPlan* plan,

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "ir/ops/op_table_generated.h"
+#include "worker/targets/cuda/ops/plan/plan_builder.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
@@ -38,7 +39,7 @@ class ConvolutionPlanner {
  public:
   ConvolutionPlanner(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, ConvolutionLayout layout,
                      ConvolutionPlan* plan, std::vector<ir::Sym>* symbols)
-      : planner_(graph, node, values, &plan->steps, symbols), layout_(layout), plan_(*plan) {}
+      : node_(graph, node, values, symbols), builder_(node_, &plan->steps), layout_(layout), plan_(*plan) {}
 
   Status forward();
   Status backward();
@@ -63,7 +64,8 @@ class ConvolutionPlanner {
   OpTensor dense(const OpTensor& image);
   void finish();
 
-  OpPlanner planner_;
+  OpNode node_;
+  PlanBuilder builder_;
   const ConvolutionLayout layout_;
   ConvolutionPlan& plan_;
   bool channels_last_ = false;
@@ -76,7 +78,7 @@ Status ConvolutionPlanner::read_lists(const OpTensor& image) {
   if (image.sizes.size() < 3 || image.sizes.size() > 2 + kMaxSpaceDims) return unsupported("in more than 3 dims");
   const size_t space = image.sizes.size() - 2;
   const auto take = [&](std::string_view name, int64_t otherwise, std::vector<int64_t>* list) {
-    *list = planner_.integers(name);
+    *list = node_.integers(name);
     if (list->size() == 1) list->resize(space, list->front());
     if (list->size() != space) return false;
     if (space == 1) list->insert(list->begin(), otherwise);
@@ -116,8 +118,8 @@ OpTensor ConvolutionPlanner::in_layout(const OpTensor& tensor, Location location
 
 ConvolutionPlanner::CallTensor ConvolutionPlanner::read(const OpTensor& tensor) {
   if (has_layout(tensor, channels_last())) return {tensor, tensor.location};
-  const OpTensor moved = in_layout(tensor, planner_.scratch(tensor.nbytes()));
-  planner_.copy(tensor, moved);
+  const OpTensor moved = in_layout(tensor, builder_.scratch(tensor.nbytes()));
+  builder_.copy(tensor, moved);
   return {tensor, moved.location};
 }
 
@@ -126,7 +128,7 @@ ConvolutionPlanner::CallTensor ConvolutionPlanner::write(const OpTensor& tensor,
   const bool is_read =
       std::ranges::any_of(reads, [&](const OpTensor* read) { return read->location.buffer == tensor.location.buffer; });
   if (has_layout(tensor, channels_last()) && !is_read) return {tensor, tensor.location};
-  return written_.emplace_back(CallTensor{tensor, planner_.scratch(tensor.nbytes())});
+  return written_.emplace_back(CallTensor{tensor, builder_.scratch(tensor.nbytes())});
 }
 
 Status ConvolutionPlanner::add(ConvolutionPass pass, const CallTensor& image, const CallTensor& filter,
@@ -161,10 +163,10 @@ Status ConvolutionPlanner::add(ConvolutionPass pass, const CallTensor& image, co
 
 void ConvolutionPlanner::fill_with_zeros(const OpTensor& tensor) {
   OpTensor zero = tensor;
-  zero.location = planner_.scratch(ir::item_size(tensor.dtype));
+  zero.location = builder_.scratch(ir::item_size(tensor.dtype));
   zero.sizes.assign(tensor.sizes.size(), 1);
-  planner_.zero(zero.location, ir::item_size(tensor.dtype));
-  planner_.copy(zero, tensor);
+  builder_.zero(zero.location, ir::item_size(tensor.dtype));
+  builder_.copy(zero, tensor);
 }
 
 // Kernels sum channels only of images that are dense in one of the two layouts; others are packed first.
@@ -174,7 +176,7 @@ OpTensor ConvolutionPlanner::dense(const OpTensor& image) {
   std::rotate(last.strides.begin() + 1, last.strides.begin() + 2, last.strides.end());
   if (image.is_packed() || last.is_packed()) return image;
   OpTensor made = image;
-  made.location = planner_.packed(image);
+  made.location = builder_.packed(image);
   made.strides = packed_strides(image.sizes);
   return made;
 }
@@ -182,16 +184,16 @@ OpTensor ConvolutionPlanner::dense(const OpTensor& image) {
 // Adds the copies after the calls.
 void ConvolutionPlanner::finish() {
   plan_.before = plan_.steps.steps.size();
-  for (const CallTensor& side : written_) planner_.copy(in_layout(side.tensor, side.location), side.tensor);
+  for (const CallTensor& side : written_) builder_.copy(in_layout(side.tensor, side.location), side.tensor);
 }
 
 Status ConvolutionPlanner::forward() {
-  const auto input = planner_.tensor("input"), weight = planner_.tensor("weight"), bias = planner_.tensor("bias");
-  const auto result = planner_.result(0);
+  const auto input = node_.tensor("input"), weight = node_.tensor("weight"), bias = node_.tensor("bias");
+  const auto result = node_.result(0);
   if (!input || !weight || !result) return unsupported("without operands");
   if (Status status = read_lists(*input); !status.ok()) return status;
   if (Status status = check_space(*input); !status.ok()) return status;
-  const bool transposed = planner_.flag("transposed");
+  const bool transposed = node_.flag("transposed");
   if (bias) plan_.bias = ChannelBias{*result, *bias, false};
   if (input->count() == 0 || weight->count() == 0) {
     fill_with_zeros(*result);
@@ -200,7 +202,7 @@ Status ConvolutionPlanner::forward() {
   }
   choose_layout({&*input, &*weight, &*result});
   const CallTensor in = read(*input), filter = read(*weight), out = write(*result, {&*input, &*weight});
-  if (bias && !transposed) plan_.call_bias = planner_.packed(*bias);
+  if (bias && !transposed) plan_.call_bias = builder_.packed(*bias);
   Status status = transposed ? add(ConvolutionPass::kBackwardData, out, filter, in)
                              : add(ConvolutionPass::kForward, in, filter, out);
   finish();
@@ -208,13 +210,12 @@ Status ConvolutionPlanner::forward() {
 }
 
 Status ConvolutionPlanner::backward() {
-  const auto grad = planner_.tensor("grad_output"), input = planner_.tensor("input"),
-             weight = planner_.tensor("weight");
+  const auto grad = node_.tensor("grad_output"), input = node_.tensor("input"), weight = node_.tensor("weight");
   if (!grad || !input || !weight) return unsupported("without operands");
   if (Status status = read_lists(*input); !status.ok()) return status;
-  const bool transposed = planner_.flag("transposed");
+  const bool transposed = node_.flag("transposed");
   // Unused gradients have no view.
-  const auto grad_input = planner_.result(0), grad_weight = planner_.result(1), grad_bias = planner_.result(2);
+  const auto grad_input = node_.result(0), grad_weight = node_.result(1), grad_bias = node_.result(2);
   const bool nothing = grad->count() == 0 || input->count() == 0 || weight->count() == 0;
   if (grad_bias && grad->count() == 0 && grad_bias->count() != 0) {
     fill_with_zeros(*grad_bias);
@@ -222,7 +223,7 @@ Status ConvolutionPlanner::backward() {
     OpTensor channels = *grad;  // Nothing to sum.
     channels.sizes = {grad->sizes[1]};
     channels.strides = {grad->strides[1]};
-    planner_.copy(channels, *grad_bias);
+    builder_.copy(channels, *grad_bias);
   } else if (grad_bias && grad->count() != 0) {
     plan_.bias = ChannelBias{dense(*grad), *grad_bias, true};
   }

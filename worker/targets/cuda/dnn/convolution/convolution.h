@@ -9,7 +9,8 @@
 #include "ir/status.h"
 #include "worker/targets/cuda/dnn/cudnn.h"
 #include "worker/targets/cuda/launch/location.h"
-#include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/plan/op_plan.h"
+#include "worker/targets/cuda/ops/plan/op_tensor.h"
 
 // Convolutions with cuDNN: which nodes are convolutions, and which calls execute a node with given sizes and strides.
 // Needs no GPU.
@@ -65,7 +66,7 @@ struct ConvolutionPlan {
 // The layout of the calls: the one that needs fewer copies, or the other one. f64 is never channels last.
 enum class ConvolutionLayout : uint8_t { kPreferred, kOther };
 
-// Makes the plan for one run's values (as OpPlanner has them). kUnsupported: the message says why.
+// Makes the plan for one run's values (as OpNode has them). kUnsupported: the message says why.
 Status plan_convolution(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values,
                         ConvolutionLayout layout, ConvolutionPlan* plan, std::vector<ir::Sym>* symbols);
 

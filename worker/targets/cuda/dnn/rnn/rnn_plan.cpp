@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "ir/ops/op_table_generated.h"
+#include "worker/targets/cuda/ops/plan/plan_builder.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
@@ -17,7 +18,11 @@ class RnnPlanner {
  public:
   RnnPlanner(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, const RnnProblem& problem,
              const RnnSpace& space, RnnPlan* plan, std::vector<ir::Sym>* symbols)
-      : planner_(graph, node, values, &plan->steps, symbols), problem_(problem), space_(space), plan_(*plan) {}
+      : node_(graph, node, values, symbols),
+        builder_(node_, &plan->steps),
+        problem_(problem),
+        space_(space),
+        plan_(*plan) {}
 
   Status forward();
   Status backward();
@@ -45,7 +50,8 @@ class RnnPlanner {
            dnn::item_size(problem_.type);
   }
 
-  OpPlanner planner_;
+  OpNode node_;
+  PlanBuilder builder_;
   const RnnProblem& problem_;
   const RnnSpace& space_;
   RnnPlan& plan_;
@@ -56,25 +62,19 @@ class RnnPlanner {
 Location RnnPlanner::read(const OpTensor& tensor) {
   read_.push_back(tensor.location.buffer);
   if (tensor.is_packed() && tensor.location.offset % dnn::kAlignment == 0) return tensor.location;
-  OpTensor made = tensor;
-  made.strides = packed_strides(tensor.sizes);
-  made.location = planner_.scratch(made.nbytes());
-  planner_.copy(tensor, made);
-  return made.location;
+  return builder_.copy_of(tensor, tensor.dtype, tensor.sizes).location;
 }
 
 Location RnnPlanner::read_given(std::string_view name) {
-  const auto tensor = planner_.tensor(name);
+  const auto tensor = node_.tensor(name);
   return tensor && tensor->count() != 0 ? read(*tensor) : Location();
 }
 
 Location RnnPlanner::write(const std::optional<OpTensor>& tensor, bool must, uint64_t nbytes) {
-  if (!tensor || tensor->count() == 0) return must ? planner_.scratch(nbytes) : Location();
+  if (!tensor || tensor->count() == 0) return must ? builder_.scratch(nbytes) : Location();
   const bool is_read = std::ranges::count(read_, tensor->location.buffer) != 0;
   if (tensor->is_packed() && tensor->location.offset % dnn::kAlignment == 0 && !is_read) return tensor->location;
-  OpTensor made = *tensor;
-  made.strides = packed_strides(tensor->sizes);
-  made.location = planner_.scratch(made.nbytes());
+  const OpTensor made = builder_.scratch_tensor(tensor->dtype, tensor->sizes);
   deferred_copies_.push_back({made, *tensor});
   return made.location;
 }
@@ -112,65 +112,65 @@ void RnnPlanner::read_layer() {
   plan_.input = read_given("input");
   plan_.hx = read_given("hx");
   if (problem_.mode == RnnMode::kLstm) plan_.cx = read_given("cx");
-  plan_.weights = planner_.scratch(space_.weights);
-  const ir::Arg& list = *planner_.argument("weight");
+  plan_.weights = builder_.scratch(space_.weights);
+  const ir::Arg& list = *node_.argument("weight");
   for_each_weight(
       [&](int64_t number) -> std::optional<OpTensor> {
-        return planner_.tensor_of(list.items[static_cast<size_t>(number)].a);
+        return node_.tensor_of(list.items[static_cast<size_t>(number)].a);
       },
       [&](const OpTensor& part, uint64_t from) {
         read_.push_back(part.location.buffer);
-        planner_.copy(part, in_weights(part, plan_.weights, from));
+        builder_.copy(part, in_weights(part, plan_.weights, from));
       });
 }
 
 Status RnnPlanner::forward() {
   read_layer();
-  plan_.workspace = planner_.scratch(space_.forward_workspace);
-  plan_.output = write(planner_.result(0), true, output_bytes());
-  plan_.hy = write(planner_.result(1));
-  if (problem_.mode == RnnMode::kLstm) plan_.cy = write(planner_.result(2));
-  if (const auto kept = planner_.result(3); kept && kept->count() != 0) {
+  plan_.workspace = builder_.scratch(space_.forward_workspace);
+  plan_.output = write(node_.result(0), true, output_bytes());
+  plan_.hy = write(node_.result(1));
+  if (problem_.mode == RnnMode::kLstm) plan_.cy = write(node_.result(2));
+  if (const auto kept = node_.result(3); kept && kept->count() != 0) {
     if (!kept->is_packed()) return unsupported("with a reserve space that is not contiguous");
     plan_.steps.steps.emplace_back(OpFill{kept->location, kept->nbytes(), 0xFF});
   }
   plan_.before = plan_.steps.steps.size();
-  for (const DeferredCopy& deferred : deferred_copies_) planner_.copy(deferred.from, deferred.to);
-  planner_.finish();
+  for (const DeferredCopy& deferred : deferred_copies_) builder_.copy(deferred.from, deferred.to);
+  builder_.finish();
   return {};
 }
 
 Status RnnPlanner::backward() {
   plan_.backward = true;
   read_layer();
-  plan_.workspace = planner_.scratch(space_.workspace);
-  plan_.reserve = planner_.scratch(space_.reserve);
-  plan_.output = planner_.scratch(output_bytes());  // The output is recomputed.
+  plan_.workspace = builder_.scratch(space_.workspace);
+  plan_.reserve = builder_.scratch(space_.reserve);
+  plan_.output = builder_.scratch(output_bytes());  // The output is recomputed.
   plan_.grad_output = read_given("grad_output");
   if (plan_.grad_output.buffer == kNoLocation) {
-    plan_.grad_output = planner_.scratch(output_bytes());
-    planner_.zero(plan_.grad_output, output_bytes());
+    plan_.grad_output = builder_.scratch(output_bytes());
+    builder_.zero(plan_.grad_output, output_bytes());
   }
   plan_.grad_hy = read_given("grad_hy");
   if (problem_.mode == RnnMode::kLstm) plan_.grad_cy = read_given("grad_cy");
   const uint64_t input_bytes =
       static_cast<uint64_t>(problem_.steps * problem_.batch * problem_.inputs) * dnn::item_size(problem_.type);
-  plan_.grad_input = write(planner_.result(0), true, input_bytes);
-  plan_.grad_hx = write(planner_.result(1));
-  if (problem_.mode == RnnMode::kLstm) plan_.grad_cx = write(planner_.result(2));
-  const auto grad_weight = [&](int64_t number) { return planner_.listed_result(3, static_cast<size_t>(number)); };
+  plan_.grad_input = write(node_.result(0), true, input_bytes);
+  plan_.grad_hx = write(node_.result(1));
+  if (problem_.mode == RnnMode::kLstm) plan_.grad_cx = write(node_.result(2));
+  const auto grad_weight = [&](int64_t number) { return node_.listed_result(3, static_cast<size_t>(number)); };
   bool any = false;
   for_each_weight(grad_weight, [&](const OpTensor&, uint64_t) { any = true; });
   if (any) {
-    plan_.grad_weights = planner_.scratch(space_.weights);
-    planner_.zero(plan_.grad_weights, space_.weights);
+    plan_.grad_weights = builder_.scratch(space_.weights);
+    builder_.zero(plan_.grad_weights, space_.weights);
   }
   plan_.before = plan_.steps.steps.size();
-  for (const DeferredCopy& deferred : deferred_copies_) planner_.copy(deferred.from, deferred.to);
+  for (const DeferredCopy& deferred : deferred_copies_) builder_.copy(deferred.from, deferred.to);
   for_each_weight(grad_weight, [&](const OpTensor& part, uint64_t from) {
-    planner_.copy(in_weights(part, plan_.grad_weights, from), part);
+    builder_.copy(in_weights(part, plan_.grad_weights, from), part);
   });
-  planner_.finish();
+  builder_.finish();
   return {};
 }
 
@@ -191,11 +191,10 @@ bool is_rnn(const ir::Graph& graph, const ir::Node& node) {
 
 Status find_rnn_problem(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, RnnProblem* problem,
                         std::vector<ir::Sym>* symbols) {
-  OpPlan unused;
-  OpPlanner planner(graph, node, values, &unused, symbols);
-  problem->mode = static_cast<RnnMode>(planner.integer("mode"));
-  const auto input = planner.tensor("input"), hx = planner.tensor("hx"), cx = planner.tensor("cx");
-  const ir::Arg* const weights = planner.argument("weight");
+  OpNode op(graph, node, values, symbols);
+  problem->mode = static_cast<RnnMode>(op.integer("mode"));
+  const auto input = op.tensor("input"), hx = op.tensor("hx"), cx = op.tensor("cx");
+  const ir::Arg* const weights = op.argument("weight");
   if (!input || !hx || input->sizes.size() != 3 || hx->sizes.size() != 3 || weights == nullptr) {
     return unsupported("without operands");
   }

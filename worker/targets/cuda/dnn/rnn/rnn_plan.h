@@ -9,7 +9,7 @@
 #include "ir/status.h"
 #include "worker/targets/cuda/dnn/rnn/rnn_library.h"
 #include "worker/targets/cuda/launch/location.h"
-#include "worker/targets/cuda/ops/op_plan.h"
+#include "worker/targets/cuda/ops/plan/op_plan.h"
 
 // Recurrent layers with cuDNN: which nodes it may execute, and with which call for given sizes and strides. Needs no
 // GPU.
@@ -33,7 +33,7 @@ struct RnnPlan {
   Location grad_output, grad_hy, grad_cy, grad_input, grad_hx, grad_cx, grad_weights;
 };
 
-// Makes the plan for one run's values (as OpPlanner has them), which must fit the problem. The program's buffer for
+// Makes the plan for one run's values (as OpNode has them), which must fit the problem. The program's buffer for
 // intermediate state (ir/rnn.h) is filled with NaNs, as the backward pass does not use it.
 Status plan_rnn(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, const RnnProblem& problem,
                 const RnnSpace& space, RnnPlan* plan, std::vector<ir::Sym>* symbols);

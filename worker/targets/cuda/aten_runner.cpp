@@ -1,4 +1,4 @@
-#include "worker/targets/cuda/ops/aten_runner.h"
+#include "worker/targets/cuda/aten_runner.h"
 
 #include <spdlog/spdlog.h>
 #include <unistd.h>

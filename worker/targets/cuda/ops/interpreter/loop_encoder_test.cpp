@@ -1,4 +1,4 @@
-#include "worker/targets/cuda/ops/loop_encoder.h"
+#include "worker/targets/cuda/ops/interpreter/loop_encoder.h"
 
 #include <gtest/gtest.h>
 

@@ -1,0 +1,184 @@
+#include "worker/targets/cuda/ops/plan/plan_builder.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "ir/analysis.h"
+#include "worker/targets/cuda/kernels/complex_arguments.h"
+
+namespace torch_remote::worker::cuda {
+
+using ir::DType;
+
+Location PlanBuilder::scratch(uint64_t nbytes) {
+  plan_->scratch.push_back(std::max<uint64_t>(nbytes, 8));
+  return {kScratch + static_cast<uint32_t>(plan_->scratch.size() - 1), 0};
+}
+
+OpTensor PlanBuilder::scratch_tensor(DType dtype, std::vector<int64_t> sizes) {
+  std::vector<int64_t> strides = packed_strides(sizes);
+  OpTensor made{{}, dtype, std::move(sizes), std::move(strides)};
+  made.location = scratch(made.nbytes());
+  return made;
+}
+
+// Adds a copy. Adjacent dims that one stride can describe on both sides are merged.
+void PlanBuilder::add_copy(Location from, DType from_type, std::span<const int64_t> from_strides, const OpTensor& to) {
+  if (from_type != to.dtype && (ir::is_complex(from_type) || ir::is_complex(to.dtype))) {
+    return add_parts_copy(from, from_type, from_strides, to);
+  }
+  StridedMove moved{from, to.location, from_type, to.dtype, {}, {}, {}};
+  for (size_t d = 0; d < to.sizes.size(); ++d) {
+    if (to.sizes[d] == 1) continue;
+    // All elements are written to one location, so only the last one remains.
+    if (to.strides[d] == 0 && to.sizes[d] > 1) {
+      moved.from.offset += static_cast<uint64_t>((to.sizes[d] - 1) * from_strides[d]) * ir::item_size(from_type);
+      continue;
+    }
+    if (!moved.sizes.empty() && moved.from_strides.back() == from_strides[d] * to.sizes[d] &&
+        moved.to_strides.back() == to.strides[d] * to.sizes[d]) {
+      moved.sizes.back() *= to.sizes[d];
+      moved.from_strides.back() = from_strides[d];
+      moved.to_strides.back() = to.strides[d];
+      continue;
+    }
+    moved.sizes.push_back(to.sizes[d]);
+    moved.from_strides.push_back(from_strides[d]);
+    moved.to_strides.push_back(to.strides[d]);
+  }
+  if (to.count() != 0) plan_->steps.emplace_back(std::move(moved));
+}
+
+void PlanBuilder::add_parts_copy(Location from, DType from_type, std::span<const int64_t> from_strides,
+                                 const OpTensor& to) {
+  if (to.dtype == DType::kBool) {  // Whether they are not 0.
+    const OpTensor elements = scratch_tensor(from_type, to.sizes), truths = scratch_tensor(DType::kBool, to.sizes);
+    add_copy(from, from_type, from_strides, elements);
+    launch(KernelFile::kComplex, "complex_pointwise",
+           ComplexArguments{.count = to.count(),
+                            .dtype = static_cast<i64>(part_of(from_type)),
+                            .out_dtype = static_cast<i64>(DType::kBool),
+                            .what = ComplexOp::kNotEqual},
+           blocks_for(to.count()))
+        .at(&ComplexArguments::a, elements.location)
+        .at(&ComplexArguments::out, truths.location);
+    return add_copy(truths.location, DType::kBool, truths.strides, to);
+  }
+  std::vector<int64_t> strides(from_strides.begin(), from_strides.end());
+  if (ir::is_complex(from_type)) {
+    for (int64_t& stride : strides) stride *= 2;
+    if (ir::is_complex(to.dtype)) {
+      strides.push_back(1);
+      return add_copy(from, part_of(from_type), strides, parts_of(to));
+    }
+    return add_copy(from, part_of(from_type), strides, to);  // Drops the imaginary part.
+  }
+  OpTensor part = parts_of(to);
+  part.sizes.pop_back();
+  part.strides.pop_back();
+  add_copy(from, from_type, strides, part);
+  part.location.offset += ir::item_size(part.dtype);
+  const Location nothing = scratch(8);
+  zero(nothing, 8);
+  add_copy(nothing, part.dtype, std::vector<int64_t>(strides.size()), part);
+}
+
+void PlanBuilder::copy(const OpTensor& from, const OpTensor& to) {
+  std::vector<int64_t> strides(to.sizes.size());
+  const size_t missing = to.sizes.size() - std::min(from.sizes.size(), to.sizes.size());
+  for (size_t d = missing; d < to.sizes.size(); ++d) {
+    strides[d] = from.sizes[d - missing] == 1 ? 0 : from.strides[d - missing];
+  }
+  add_copy(from.location, from.dtype, strides, to);
+}
+
+OpTensor PlanBuilder::copy_of(const OpTensor& tensor, DType dtype, std::vector<int64_t> sizes) {
+  OpTensor made = scratch_tensor(dtype, std::move(sizes));
+  copy(tensor, made);
+  return made;
+}
+
+Location PlanBuilder::packed(const OpTensor& tensor, DType dtype) {
+  const bool fits = tensor.dtype == dtype && tensor.is_packed();
+  return fits ? tensor.location : copy_of(tensor, dtype, tensor.sizes).location;
+}
+
+Location PlanBuilder::expanded(const OpTensor& tensor, DType dtype, const std::vector<int64_t>& sizes) {
+  return tensor.sizes == sizes ? packed(tensor, dtype) : copy_of(tensor, dtype, sizes).location;
+}
+
+OpTensor PlanBuilder::packed_tensor(const OpTensor& tensor, DType dtype) {
+  return {packed(tensor, dtype), dtype, tensor.sizes, packed_strides(tensor.sizes)};
+}
+
+OpTensor PlanBuilder::absolute_values(const OpTensor& tensor) {
+  const OpTensor made = scratch_tensor(part_of(tensor.dtype), tensor.sizes);
+  const auto part = static_cast<i64>(made.dtype);
+  launch(KernelFile::kComplex, "complex_pointwise",
+         ComplexArguments{.count = made.count(), .dtype = part, .out_dtype = part, .what = ComplexOp::kAbs},
+         blocks_for(made.count()))
+      .at(&ComplexArguments::a, packed(tensor))
+      .at(&ComplexArguments::out, made.location);
+  return made;
+}
+
+OpTensor PlanBuilder::without_overlap(const OpTensor& tensor, const OpTensor& written) {
+  const bool overlaps = tensor.location.buffer == written.location.buffer;
+  return overlaps ? copy_of(tensor, tensor.dtype, tensor.sizes) : tensor;
+}
+
+bool PlanBuilder::is_read(uint32_t buffer) const {
+  bool read = false;
+  ir::for_each_access(node_.ir_node(), [&](uint32_t view, ir::Access access) {
+    read |=
+        node_.graph().views[view].buffer == buffer && (access == ir::Access::kReads || access == ir::Access::kUpdates);
+  });
+  return read;
+}
+
+Location PlanBuilder::output(const OpTensor& to) {
+  if (to.is_packed() && !is_read(to.location.buffer)) return to.location;
+  const Location location = scratch(to.nbytes());
+  deferred_copies_.push_back({location, to});
+  return location;
+}
+
+void PlanBuilder::finish() {
+  for (const DeferredCopy& deferred : deferred_copies_)
+    add_copy(deferred.from, deferred.to.dtype, packed_strides(deferred.to.sizes), deferred.to);
+  deferred_copies_.clear();
+}
+
+uint32_t PlanBuilder::add_operand(int64_t dim, std::string message) {
+  plan_->operands.push_back({node_.index(), node_.op(), dim, std::move(message)});
+  return static_cast<uint32_t>(plan_->operands.size() - 1);
+}
+
+uint32_t PlanBuilder::add_described_operand(std::string (*describe)(int64_t index, int64_t bound)) {
+  const uint32_t operand = add_operand(-1);
+  plan_->operands[operand].describe = describe;
+  return operand;
+}
+
+Status make_result(PlanBuilder& plan, DType dtype, const std::vector<int64_t>& sizes, const MakeResult& make) {
+  if (const std::optional<OpTensor> to = plan.node().result(0)) {
+    if (to->dtype != dtype || to->sizes != sizes) return unsupported("into another dtype or size");
+    const Location out = plan.output(*to);
+    make(&plan.built().steps, out);
+    return {};
+  }
+  const std::optional<uint32_t> view = plan.node().dynamic_result(0);
+  if (!view) return unsupported("without a result");
+  const Location nothing = plan.scratch(8);
+  plan.zero(nothing, 8);
+  plan.built().count = nothing;
+  const Location out{plan.node().graph().views[*view].buffer, 0};
+  plan.built().plan_rest = [=, view = *view](int64_t, OpPlan* rest, std::vector<DynamicResult>* results) {
+    results->push_back({view, dtype, sizes});
+    make(&rest->steps, out);
+    return Status();
+  };
+  return {};
+}
+
+}  // namespace torch_remote::worker::cuda

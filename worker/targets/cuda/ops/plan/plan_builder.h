@@ -1,0 +1,80 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "worker/targets/cuda/ops/plan/launch_builder.h"
+#include "worker/targets/cuda/ops/plan/op_node.h"
+#include "worker/targets/cuda/ops/plan/op_plan.h"
+#include "worker/targets/cuda/ops/plan/op_tensor.h"
+
+namespace torch_remote::worker::cuda {
+
+// Adds the steps of a node's plan for one run's values. Needs no GPU.
+class PlanBuilder {
+ public:
+  // Both must outlive the builder.
+  PlanBuilder(OpNode& node, OpPlan* plan) : node_(node), plan_(plan) {}
+  PlanBuilder(const PlanBuilder&) = delete;
+  PlanBuilder& operator=(const PlanBuilder&) = delete;
+
+  OpNode& node() { return node_; }
+  OpPlan& built() { return *plan_; }  // The plan so far.
+
+  Location scratch(uint64_t nbytes);
+  // A contiguous tensor in scratch memory.
+  OpTensor scratch_tensor(ir::DType dtype, std::vector<int64_t> sizes);
+  // A contiguous copy in scratch memory, broadcast to `sizes`.
+  OpTensor copy_of(const OpTensor& tensor, ir::DType dtype, std::vector<int64_t> sizes);
+  // The tensor's elements, contiguous and in that dtype: the tensor itself if it fits, else a copy.
+  Location packed(const OpTensor& tensor, ir::DType dtype);
+  Location packed(const OpTensor& tensor) { return packed(tensor, tensor.dtype); }
+  // The same, broadcast to `sizes`.
+  Location expanded(const OpTensor& tensor, ir::DType dtype, const std::vector<int64_t>& sizes);
+  // `packed` as a tensor.
+  OpTensor packed_tensor(const OpTensor& tensor, ir::DType dtype);
+  // The absolute values of complex numbers, as a real tensor.
+  OpTensor absolute_values(const OpTensor& tensor);
+  // The tensor, copied if it shares a buffer with `written`.
+  OpTensor without_overlap(const OpTensor& tensor, const OpTensor& written);
+  // Where to write a result's contiguous elements. It is in scratch memory if the result is strided or an operand
+  // shares its buffer; `finish` then adds the copy.
+  Location output(const OpTensor& to);
+
+  void copy(const OpTensor& from, const OpTensor& to);  // Broadcasts `from`.
+  void zero(Location to, uint64_t nbytes) { plan_->steps.emplace_back(OpFill{to, nbytes, 0}); }
+  void upload(OpUpload upload) { plan_->steps.emplace_back(std::move(upload)); }
+  template <typename T>
+  LaunchBuilder<T> launch(KernelFile file, const char* kernel, const T& arguments, int64_t grid, unsigned block = 256) {
+    return {&plan_->steps, file, kernel, arguments, grid, block};
+  }
+  uint32_t add_operand(int64_t dim, std::string message = {});
+  uint32_t add_described_operand(std::string (*describe)(int64_t index, int64_t bound));
+  // Must be called after the last step.
+  void finish();
+
+ private:
+  bool is_read(uint32_t buffer) const;
+  void add_copy(Location from, ir::DType from_type, std::span<const int64_t> from_strides, const OpTensor& to);
+  // Copies between complex and real dtypes.
+  void add_parts_copy(Location from, ir::DType from_type, std::span<const int64_t> from_strides, const OpTensor& to);
+
+  OpNode& node_;
+  OpPlan* const plan_;
+  struct DeferredCopy {
+    Location from;
+    OpTensor to;
+  };
+  std::vector<DeferredCopy> deferred_copies_;
+};
+
+// Makes the first result, whose sizes the client may not know although they do not depend on data. `make` adds the
+// steps that write its contiguous elements.
+using MakeResult = std::function<void(std::vector<OpStep>* steps, Location to)>;
+Status make_result(PlanBuilder& plan, ir::DType dtype, const std::vector<int64_t>& sizes, const MakeResult& make);
+
+}  // namespace torch_remote::worker::cuda
