@@ -247,9 +247,9 @@ struct TextLines {
 Status parse_graph(std::string_view text, Graph* graph, TextLines* lines = nullptr);
 
 // Flatbuffer form (ir/program.fbs). `encode_program` requires a graph that verifies. `decode_program` accepts any
-// bytes: it checks the flatbuffer, the format version and the fingerprint, and then calls `verify`. It returns kInvalid
-// for damaged bytes, and kUnsupported for another version of the format or the op table. Ops outside the table travel
-// with their signatures; decoding registers them.
+// bytes: it checks the flatbuffer, the format version and the signatures of ops, and then calls `verify`. It returns
+// kInvalid for damaged bytes, and kUnsupported for another version of the format, or an op that the op table lacks or
+// has with another signature. Ops outside the table travel with their signatures; decoding registers them.
 std::vector<uint8_t> encode_program(const Graph& graph);
 Status decode_program(const uint8_t* data, size_t size, Graph* graph);
 

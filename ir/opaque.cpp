@@ -30,7 +30,10 @@ Status declare_opaque(std::string_view name, std::span<const OpaqueArg> args, st
   if (*opcode == kInvalidOpcode) {
     return {ErrorCode::kUnsupported, op + "cannot be registered: this process knows too many ops outside its table"};
   }
-  if (*opcode < kFirstOpaque) return Status::invalid(op + "is described as outside the op table, but the table has it");
+  if (*opcode < kFirstOpaque) {
+    return {ErrorCode::kUnsupported, op + "is described by its signature alone, but this side's op table has it; use "
+                                          "versions of torch-remote that agree about this op on both sides"};
+  }
   if (!same_signature(op_desc(*opcode), args, results, flags)) {
     return {
         ErrorCode::kUnsupported,

@@ -1,4 +1,4 @@
-#include <cstdio>
+#include <algorithm>
 #include <cstring>
 #include <unordered_map>
 
@@ -11,7 +11,7 @@ namespace torch_remote::ir {
 namespace {
 
 // Grows when the meaning of a field in ir/program.fbs changes. A reader refuses every other version.
-constexpr uint32_t kFormatVersion = 5;
+constexpr uint32_t kFormatVersion = 6;
 
 constexpr size_t kMaxOpArgs = 512;
 constexpr size_t kMaxNameLength = 1024;
@@ -47,6 +47,7 @@ class Encoder {
     }
 
     const auto op_names = builder_.CreateVector(op_names_);
+    const auto op_hashes = builder_.CreateVector(op_hashes_);
     const auto expr_vector = builder_.CreateVectorOfStructs(exprs);
     const auto buffer_vector = builder_.CreateVectorOfStructs(buffers);
     const auto view_vector = builder_.CreateVectorOfStructs(views_);
@@ -60,10 +61,9 @@ class Encoder {
     const auto source_line_vector = builder_.CreateVector(source_lines);
     const auto opaque_vector = builder_.CreateVector(opaque_ops_);
     const auto group_vector = builder_.CreateVectorOfStructs(groups);
-    const auto table_version = builder_.CreateString(op_table_version());
-    builder_.Finish(fbs::CreateProgram(builder_, kFormatVersion, op_table_fingerprint(), graph_.params, op_names,
-                                       expr_vector, buffer_vector, view_vector, dim_vector, arg_vector, node_vector,
-                                       string_vector, source_line_vector, opaque_vector, table_version, group_vector),
+    builder_.Finish(fbs::CreateProgram(builder_, kFormatVersion, graph_.params, op_names, op_hashes, expr_vector,
+                                       buffer_vector, view_vector, dim_vector, arg_vector, node_vector, string_vector,
+                                       source_line_vector, opaque_vector, group_vector),
                     fbs::ProgramIdentifier());
     return {builder_.GetBufferPointer(), builder_.GetBufferPointer() + builder_.GetSize()};
   }
@@ -119,6 +119,7 @@ class Encoder {
     if (added) {
       const OpDesc& desc = op_desc(opcode);
       op_names_.push_back(builder_.CreateString(desc.name.data(), desc.name.size()));
+      op_hashes_.push_back(desc.signature_hash);
       if (opcode >= kFirstOpaque) add_opaque(found->second, desc);
     }
     return found->second;
@@ -144,6 +145,7 @@ class Encoder {
   flatbuffers::FlatBufferBuilder builder_;
   std::unordered_map<Opcode, uint32_t> op_indices_;
   std::vector<flatbuffers::Offset<flatbuffers::String>> op_names_;
+  std::vector<uint64_t> op_hashes_;
   std::vector<flatbuffers::Offset<fbs::OpaqueOp>> opaque_ops_;
   std::vector<fbs::View> views_;
   std::vector<Sym> dims_;
@@ -215,18 +217,29 @@ class Decoder {
       if (op->op() >= opaque.size() || opaque[op->op()] != nullptr) return damaged("a signature belongs to no op");
       opaque[op->op()] = op;
     }
+    std::vector<uint64_t> hashes(opaque.size());
+    for (uint32_t i = 0; i < std::min<size_t>(hashes.size(), size(program_.op_hashes())); ++i) {
+      hashes[i] = program_.op_hashes()->Get(i);
+    }
     for (uint32_t i = 0; i < opaque.size(); ++i) {
       const std::string_view name = names->Get(i)->string_view();
       Opcode opcode = find_op(name);
       if (opaque[i] != nullptr) {
         if (Status status = register_op(name, *opaque[i], &opcode); !status) return status;
       } else if (opcode == kInvalidOpcode || opcode >= kFirstOpaque) {
-        return {ErrorCode::kUnsupported, "remote: the op table has no '" + std::string(name.substr(0, 200)) +
-                                             "' and the program does not describe it"};
+        return other_op(name, "this side does not know it");
+      } else if (hashes[i] != 0 && hashes[i] != op_desc(opcode).signature_hash) {
+        return other_op(name, "this side knows it with other arguments or properties");
       }
       opcodes_.push_back(opcode);
     }
     return {};
+  }
+
+  static Status other_op(std::string_view name, const std::string& why) {
+    return {ErrorCode::kUnsupported, "remote: the program contains the op '" + std::string(name.substr(0, 200)) +
+                                         "', but " + why +
+                                         "; use versions of torch-remote that agree about this op on both sides"};
   }
 
   static Status register_op(std::string_view name, const fbs::OpaqueOp& op, Opcode* opcode) {
@@ -351,17 +364,6 @@ Status decode_aligned(const uint8_t* data, size_t size, Graph* graph) {
             "remote: the program has format version " + std::to_string(program.version()) +
                 ", but this side reads version " + std::to_string(kFormatVersion) +
                 "; use the same torch-remote on both sides, or for a file the one that wrote it"};
-  }
-  if (program.fingerprint() != op_table_fingerprint()) {
-    std::string theirs = program.table_version() == nullptr ? "" : program.table_version()->str().substr(0, 100);
-    if (theirs.empty()) {
-      char text[24];
-      std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(program.fingerprint()));
-      theirs = text;
-    }
-    return {ErrorCode::kUnsupported,
-            "remote: the program was made with another op table (" + theirs + "; this side has " + op_table_version() +
-                "); use the same torch-remote on both sides, or for a file the one that wrote it"};
   }
   if (Status status = Decoder(program, graph).run(); !status) return status;
   return verify(*graph);

@@ -83,14 +83,21 @@ Status decode_changed(void (*change)(fbs::ProgramT&)) {
   return decode_program(builder.GetBufferPointer(), builder.GetSize(), &back);
 }
 
-TEST(Program, AnotherOpTableIsNamedOnBothSides) {
-  const Status status = decode_changed([](fbs::ProgramT& program) {
-    program.fingerprint ^= 1;
-    program.table_version = "12 ops, 00000000000000ff";
-  });
+TEST(Program, AnOpWithAnotherSignatureIsNamed) {
+  const Status status = decode_changed([](fbs::ProgramT& program) { program.op_hashes.at(0) ^= 1; });
   EXPECT_EQ(status.code(), ErrorCode::kUnsupported);
-  EXPECT_NE(status.message().find("12 ops, 00000000000000ff"), std::string::npos) << status.message();
-  EXPECT_NE(status.message().find(op_table_version()), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("'aten::relu', but this side knows it with other"), std::string::npos)
+      << status.message();
+  // A hash of 0 is not compared.
+  EXPECT_TRUE(decode_changed([](fbs::ProgramT& program) { program.op_hashes.at(0) = 0; }).ok());
+  EXPECT_TRUE(decode_changed([](fbs::ProgramT& program) { program.op_hashes.clear(); }).ok());
+}
+
+TEST(Program, AnUnknownOpIsNamed) {
+  const Status status = decode_changed([](fbs::ProgramT& program) { program.ops.at(0) = "aten::of_tomorrow"; });
+  EXPECT_EQ(status.code(), ErrorCode::kUnsupported);
+  EXPECT_NE(status.message().find("'aten::of_tomorrow', but this side does not know it"), std::string::npos)
+      << status.message();
 }
 
 TEST(Program, AnotherFormatVersionIsNamed) {

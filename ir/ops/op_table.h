@@ -15,9 +15,8 @@
 // the schema, and the arguments' roles are those of default_role.
 namespace torch_remote::ir {
 
-// Index of an OpDesc. Opcodes below kFirstOpaque are generated: they are the same in every process with the same
-// fingerprint. Opcodes from kFirstOpaque on are assigned by this process. They are never sent or stored; a schema name
-// stands for the op there.
+// Index of an OpDesc. Opcodes below kFirstOpaque are generated; opcodes from kFirstOpaque on are assigned by this
+// process. Opcodes are never sent or stored; a schema name stands for the op there.
 using Opcode = uint32_t;
 inline constexpr Opcode kFirstOpaque = 0x4000;
 inline constexpr Opcode kInvalidOpcode = 0xFFFFFFFF;
@@ -237,6 +236,9 @@ struct OpDesc {
   // The argument whose memory format CPU's kernel gives to the first result, although torch's meta function gives
   // another. -1: the meta function is right.
   int8_t memory_format_from;
+  // Hash over what client and worker must agree on: name, flags, arguments with their roles, and results. 0 for opaque
+  // ops, whose signatures are sent.
+  uint64_t signature_hash;
   std::span<const ArgDesc> args;
   std::span<const ResultDesc> results;
   // The formula of one element of the result, in the notation of docs/operators.md; empty if there is none. Only
@@ -248,9 +250,7 @@ struct OpDesc {
 
 // Defined in the generated source.
 std::span<const OpDesc> op_table();
-// Hash over everything in the table that client and worker must agree on.
-uint64_t op_table_fingerprint();
-// Version string of the table, for the message of a mismatch: "<ops> ops, <fingerprint in hex>".
+// Describes the table, for people: "<ops> ops, <hash of all signatures in hex>".
 std::string op_table_version();
 
 // Any opcode, generated or opaque. The reference lives as long as the process. Undefined for an unknown opcode.

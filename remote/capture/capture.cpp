@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <cstring>
 
-#include "ir/ops/op_table.h"
 #include "remote/capture/capture_format.h"
 #include "remote/capture/capture_generated.h"
 #include "remote/wire/message.h"
@@ -149,11 +148,7 @@ Status CaptureReader::take(const Chunk& chunk, uint32_t type) {
     case ChunkType::kInfo: {
       const auto* info = wire::verify<capture::Info>(chunk.control);
       if (!info) return damaged(chunk.offset, "its description is invalid");
-      info_ = {info->fingerprint(), text(info->table_version()), text(info->torch_version()), info->process(),
-               info->time()};
-      if (info_.fingerprint != ir::op_table_fingerprint()) {
-        return unsupported("another op table:", info_.table_version, ir::op_table_version());
-      }
+      info_ = {text(info->torch_version()), info->process(), info->time()};
       return {};
     }
     case ChunkType::kSourceGraph:

@@ -21,8 +21,6 @@
 namespace torch_remote::remote {
 
 struct CaptureInfo {
-  uint64_t fingerprint = 0;  // of the op table; the reader refuses other op tables than this build's
-  std::string table_version;
   std::string torch_version;  // empty: unknown
   uint32_t process = 0;       // the client's process id
   int64_t time = 0;           // ns since 1970

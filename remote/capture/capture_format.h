@@ -12,7 +12,7 @@
 namespace torch_remote::capture {
 
 inline constexpr char kMagic[8] = {'T', 'R', 'R', 'E', 'P', 'L', 'A', 'Y'};
-inline constexpr uint32_t kFormatVersion = 1;
+inline constexpr uint32_t kFormatVersion = 2;
 inline constexpr size_t kAlignment = 64;
 
 struct FileHeader {

@@ -12,7 +12,6 @@
 #include <cstdio>
 #include <cstring>
 
-#include "ir/ops/op_table.h"
 #include "remote/capture/capture_generated.h"
 #include "remote/transport/forwarding_transport.h"
 
@@ -120,8 +119,7 @@ Status CaptureWriter::open(const CaptureOptions& options, std::shared_ptr<Captur
   }
   made->written_ = sizeof(header);
   flatbuffers::FlatBufferBuilder builder;
-  builder.Finish(capture::CreateInfoDirect(builder, ir::op_table_fingerprint(), ir::op_table_version().c_str(),
-                                           options.torch_version.c_str(), static_cast<uint32_t>(getpid()),
+  builder.Finish(capture::CreateInfoDirect(builder, options.torch_version.c_str(), static_cast<uint32_t>(getpid()),
                                            static_cast<int64_t>(nanoseconds<std::chrono::system_clock>())));
   made->write_chunk(ChunkType::kInfo, {builder.GetBufferPointer(), builder.GetSize()}, {}, {});
   *writer = std::move(made);

@@ -262,8 +262,7 @@ Status ReplayTransportImpl::send_hello(wire::Header header, std::span<const uint
   const auto* hello = wire::verify<wire::Hello>(control);
   if (hello == nullptr) return Status::internal("remote: the client hello is damaged");
   flatbuffers::FlatBufferBuilder builder;
-  const auto version = builder.CreateString(hello->table_version());
-  builder.Finish(wire::CreateHello(builder, hello->fingerprint(), version, hello->process(), /*deterministic=*/true));
+  builder.Finish(wire::CreateHello(builder, hello->process(), /*deterministic=*/true));
   hello_header_ = header;
   hello_.assign(builder.GetBufferPointer(), builder.GetBufferPointer() + builder.GetSize());
   return current().first->send(header, hello_, nullptr);

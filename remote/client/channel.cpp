@@ -6,7 +6,6 @@
 #include <chrono>
 #include <random>
 
-#include "ir/ops/op_table.h"
 #include "remote/client/event_log.h"
 #include "remote/wire/delta.h"
 #include "remote/wire/message.h"
@@ -38,8 +37,7 @@ ir::Capabilities decode(const wire::Capabilities& sent) {
 
 Status Channel::connect(const KeepWaiting& keep_waiting) {
   builder.Clear();
-  builder.Finish(wire::CreateHello(builder, ir::op_table_fingerprint(), builder.CreateString(ir::op_table_version()),
-                                   static_cast<uint32_t>(getpid())));
+  builder.Finish(wire::CreateHello(builder, static_cast<uint32_t>(getpid())));
   // We propose a session number; the one in the worker's reply counts.
   session_ = std::random_device()() | uint64_t{std::random_device()()} << 32;
   sequence = kHelloSequence;

@@ -7,7 +7,7 @@
 namespace torch_remote::wire {
 
 inline constexpr uint32_t kMagic = 0x4D525254;  // "TRRM"
-inline constexpr uint8_t kVersion = 1;
+inline constexpr uint8_t kVersion = 2;
 
 enum class Type : uint8_t {
   kHello = 1,

@@ -13,7 +13,7 @@
 #include "remote/capture/capture_format.h"
 #include "remote/capture/capture_writer.h"
 #include "remote/wire/wire.h"
-#include "tests/libfuzzer/fix_fingerprint.h"
+#include "tests/libfuzzer/ignore_signatures.h"
 #include "tests/libfuzzer/fuzzer.h"
 
 namespace torch_remote::fuzzers {
@@ -58,7 +58,7 @@ void fix_program(Bytes& bytes, size_t at) {
     const uint64_t size = capture::chunk_bytes(header.control, header.attachment);
     if (size > rest) return;
     const size_t behind = capture::chunk_bytes(header.control, 0);
-    fix_fingerprint({reinterpret_cast<uint8_t*>(bytes.data() + at + behind), header.attachment});
+    ignore_signatures({reinterpret_cast<uint8_t*>(bytes.data() + at + behind), header.attachment});
     header.checksum = wire::crc32c(bytes.data() + at + sizeof(header), size - sizeof(header));
     std::memcpy(bytes.data() + at, &header, sizeof(header));
     header.header_checksum =

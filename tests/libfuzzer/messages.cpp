@@ -13,11 +13,10 @@
 #include <utility>
 #include <vector>
 
-#include "ir/ops/op_table.h"
 #include "remote/transport/transport.h"
 #include "remote/wire/message.h"
 #include "remote/wire/wire.h"
-#include "tests/libfuzzer/fix_fingerprint.h"
+#include "tests/libfuzzer/ignore_signatures.h"
 #include "tests/libfuzzer/fuzzer.h"
 #include "tests/libfuzzer/runner.h"
 #include "worker/server/server.h"
@@ -104,7 +103,7 @@ Frame make_frame(uint8_t type, uint16_t flags, uint64_t sequence, std::span<cons
 
 Frame make_hello() {
   flatbuffers::FlatBufferBuilder builder;
-  builder.Finish(wire::CreateHello(builder, ir::op_table_fingerprint(), builder.CreateString("a script"), 1));
+  builder.Finish(wire::CreateHello(builder, 1));
   return make_frame(static_cast<uint8_t>(wire::Type::kHello), wire::kWantsReply, 1,
                     {builder.GetBufferPointer(), builder.GetSize()});
 }
@@ -130,7 +129,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       auto block = std::make_shared<Block>(bytes.size());
       std::copy(bytes.begin(), bytes.end(), block->bytes().begin());
       if (type == static_cast<uint8_t>(wire::Type::kLoadProgram)) {
-        fix_fingerprint({reinterpret_cast<uint8_t*>(block->bytes().data()), bytes.size()});
+        ignore_signatures({reinterpret_cast<uint8_t*>(block->bytes().data()), bytes.size()});
       }
       frames.back().attachment = std::move(block);
     }

@@ -6,7 +6,6 @@
 #include <string>
 #include <utility>
 
-#include "ir/ops/op_table.h"
 #include "remote/wire/environment.h"
 #include "remote/wire/message.h"
 #include "worker/collectives/collective_runner.h"
@@ -68,13 +67,6 @@ Status handshake(remote::Transport& transport, Inbox& inbox, const ServerOptions
   if (frame.header.type != static_cast<uint8_t>(Type::kHello) || !hello) return damaged("client hello");
   session->number = frame.header.session;
   session->hello = frame.header.sequence;
-  if (hello->fingerprint() != ir::op_table_fingerprint()) {
-    const std::string theirs = hello->table_version() ? hello->table_version()->str() : "unknown";
-    return refuse(transport, *session,
-                  {ErrorCode::kUnsupported, "remote: client and worker have different op tables (client: " + theirs +
-                                                ", worker: " + ir::op_table_version() +
-                                                "); install the same torch_remote on both ends"});
-  }
   if (!options.unavailable.ok()) return refuse(transport, *session, options.unavailable);
   session->deterministic = hello->deterministic();
   session->reproducible = session->deterministic || remote::is_enabled("TORCH_REMOTE_WAIT_COMPILE");

@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <fstream>
 
-#include "ir/ops/op_table.h"
 #include "worker/server/testing/delayed.h"
 #include "worker/server/testing/server_fixture.h"
 

@@ -41,15 +41,6 @@ TEST_F(ServerTest, RunsAProgram) {
   EXPECT_EQ(synchronize(), "");
 }
 
-TEST_F(ServerTest, AnotherOpTableIsRefusedAndBothAreNamed) {
-  start();
-  const std::string error = hello(ir::op_table_fingerprint() + 1);
-  EXPECT_NE(error.find("7 ops, beef"), std::string::npos) << error;
-  EXPECT_NE(error.find(ir::op_table_version()), std::string::npos) << error;
-  thread.join();
-  EXPECT_EQ(result.code(), ErrorCode::kUnsupported);
-}
-
 TEST_F(ServerTest, AMissingRunnerIsToldToTheClient) {
   ServerOptions options;
   options.unavailable = {ErrorCode::kUnsupported, "remote: no such plugin"};

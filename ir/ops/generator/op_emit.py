@@ -48,11 +48,11 @@ def as_data(op: Op) -> dict:
     }
 
 
-def fingerprint(ops: list[Op]) -> int:
-    """Hashes everything that client and worker must agree on, but not the documentation or the position of an entry."""
-    data = [{k: v for k, v in as_data(op).items() if k not in ("doc", "entry", "file")} for op in ops]
+def signature_hash(op: Op) -> int:
+    """Hashes what client and worker must agree on to exchange nodes of an op. It is never 0."""
+    data = {k: v for k, v in as_data(op).items() if k in ("name", "flags", "args", "results")}
     digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).digest()
-    return int.from_bytes(digest[:8], "little")
+    return int.from_bytes(digest[:8], "little") or 1
 
 
 def _string(text: str) -> str:
@@ -123,7 +123,8 @@ def source(ops: list[Op]) -> str:
         rows.append(
             f"    {{{_string(op.name)}, Family::k{camel(op.family)}, ShapeRule::k{camel(op.shape_rule)},"
             f" ShapeFunction::k{camel(op.shape_function)}, {flags}, {facts}, {opcode},"
-            f" {opcode_of[op.functional]}, {single}, {op.memory_format_from},\n     args({first_arg}, {len(op.args)}),"
+            f" {opcode_of[op.functional]}, {single}, {op.memory_format_from},"
+            f" 0x{signature_hash(op):016X},\n     args({first_arg}, {len(op.args)}),"
             f" results({first_result}, {len(op.overload.results)}), {_string(op.expression)},"
             f" tree({first_node}, {node_count}),\n     {_string(op.doc)}}},"
         )
@@ -159,9 +160,6 @@ constexpr OpDesc kOpTable[kOpCount] = {{
 }}  // namespace generated
 
 std::span<const OpDesc> op_table() {{ return generated::kOpTable; }}
-
-uint64_t op_table_fingerprint() {{ return 0x{fingerprint(ops):016X}; }}
-
 }}  // namespace torch_remote::ir
 """
 

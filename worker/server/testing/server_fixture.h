@@ -94,14 +94,14 @@ class ServerTest : public ::testing::Test {
     }
   }
 
-  void send_hello(uint64_t fingerprint = ir::op_table_fingerprint()) {
+  void send_hello() {
     FlatBufferBuilder builder;
-    builder.Finish(wire::CreateHello(builder, fingerprint, builder.CreateString("7 ops, beef"), 1));
+    builder.Finish(wire::CreateHello(builder, 1));
     send(Type::kHello, builder, nullptr, wire::kWantsReply);
   }
 
-  std::string hello(uint64_t fingerprint = ir::op_table_fingerprint()) {
-    send_hello(fingerprint);
+  std::string hello() {
+    send_hello();
     Frame frame;
     if (!receive(Type::kHelloReply, &frame)) return "no reply";
     const auto* reply = wire::verify<wire::HelloReply>(frame.control);
