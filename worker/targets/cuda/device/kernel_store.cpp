@@ -102,7 +102,7 @@ KernelStore::Request* KernelStore::request(const codegen::Kernel& kernel) {
   queue_.push_back(request.get());
   const uint32_t most =
       options_.threads != 0 ? options_.threads : std::max(1u, std::thread::hardware_concurrency() / 2);
-  if (threads_.size() < std::min<size_t>(most, queue_.size())) threads_.emplace_back([this] { work(); });
+  if (threads_.size() < std::min<size_t>(most, queue_.size() + compiling_)) threads_.emplace_back([this] { work(); });
   wake_.notify_one();
   return request.get();
 }
@@ -115,9 +115,11 @@ void KernelStore::work() {
     Request& request = *queue_.front();
     queue_.pop_front();
     request.state = Request::State::kBegun;
+    ++compiling_;
     lock.unlock();
     make(request);
     lock.lock();
+    --compiling_;
     request.state = Request::State::kDone;
     done_.notify_all();
   }

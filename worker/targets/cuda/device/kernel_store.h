@@ -82,6 +82,7 @@ class KernelStore {
   std::mutex mutex_;  // Guards the members below and the states of all requests.
   std::deque<Request*> queue_;
   std::condition_variable wake_, done_;
+  size_t compiling_ = 0;  // number of threads that compile
   bool ends_ = false;
   std::vector<std::thread> threads_;  // Started on demand.
 };
