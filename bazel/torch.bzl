@@ -15,7 +15,7 @@ def of_torch(label, minor):
     package, colon, name = label.partition(":")
     return "%s:%s_torch_%s" % (package, name if colon else package.rpartition("/")[2], minor)
 
-def torch_library(name, srcs, torch_deps = [], deps = [], torch = "torch", sources_of_minor = None, **kwargs):
+def torch_library(name, srcs, torch_deps = [], deps = [], torch = "torch", srcs_of_minor = [], **kwargs):
     """A unity_library for each of TORCH_MINORS. The one for the torch of .venv has the name; see of_torch for the others.
 
     Args:
@@ -24,13 +24,13 @@ def torch_library(name, srcs, torch_deps = [], deps = [], torch = "torch", sourc
       torch_deps: other torch_libraries.
       deps: what does not include torch.
       torch: the target of @torch that it uses.
-      sources_of_minor: a function from a minor version to further sources.
+      srcs_of_minor: further sources, with "{minor}" for the version.
       **kwargs: those of unity_library.
     """
     for minor in TORCH_MINORS:
         unity_library(
             name = of_torch(":" + name, minor)[1:],
-            srcs = srcs + (sources_of_minor(minor) if sources_of_minor else []),
+            srcs = srcs + [src.format(minor = minor) for src in srcs_of_minor],
             tags = ["torch"],
             deps = deps + [of_torch(dep, minor) for dep in torch_deps] + ["@torch//v%s:%s" % (minor, torch)],
             **kwargs
