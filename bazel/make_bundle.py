@@ -29,6 +29,8 @@ def main() -> None:
     files.update({f"licenses/{file_name(name)}": file for name, file in owners.items()})
     files["LICENSE"] = args.license
     readme = args.readme.read_text().replace("{version}", args.version).replace("{glibc}", GLIBC)
+    torch = [name.split("/")[1].removeprefix("torch") for name in files if name.endswith("/libaten_plugin.so")]
+    readme = readme.replace("{torch}", " or ".join(sorted(torch)))
     readme = readme.replace("{inside}", ", ".join(name for name, file in owners.items() if file.name == "copyright"))
 
     root = f"torch-remote-worker-{args.version}"

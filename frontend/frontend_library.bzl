@@ -1,19 +1,20 @@
-"""frontend_library: builds the C++ of one folder of the frontend."""
+"""frontend_library: builds the C++ of one folder of the frontend, for each version of torch."""
 
-load("//bazel:unity.bzl", "unity_library")
+load("//bazel:torch.bzl", "torch_library")
 
-def frontend_library(name, srcs, deps, hdrs = [], separate = [], visibility = ["//frontend:__subpackages__"]):
+def frontend_library(name, srcs, deps = [], torch_deps = [], hdrs = [], separate = [], visibility = ["//frontend:__subpackages__"]):
     """Makes a cc_library that is always linked as a whole, because kernels register themselves.
 
     Args:
       name: of the folder.
       srcs: sources, and headers that other components do not include.
       separate: sources of which single calls are measured; see unity_library.
-      deps: the components below, and others; torch is added.
+      deps: components that do not include torch.
+      torch_deps: components that do.
       hdrs: headers for other components.
       visibility: who may depend on it.
     """
-    unity_library(
+    torch_library(
         name = name,
         srcs = srcs,
         separate = separate,
@@ -25,8 +26,9 @@ def frontend_library(name, srcs, deps, hdrs = [], separate = [], visibility = ["
             # functions. A large limit takes that dependency away.
             "--param=inline-unit-growth=400",
         ],
-        tags = ["torch"],
         visibility = visibility,
-        deps = deps + ["@torch//:extension"],
+        deps = deps,
+        torch_deps = torch_deps,
+        torch = "extension",
         alwayslink = True,
     )

@@ -23,6 +23,7 @@ LIBRARIES = {
     "frontend_library",
     "flatbuffer_cc_library",
     "portable_binary",
+    "torch_library",
     "unity_library",
     "vector_loops",
     "wheel",
@@ -70,9 +71,11 @@ def targets() -> dict[str, Target]:
             if "name" not in of or not ("srcs" in of or "hdrs" in of or "deps" in of):
                 continue
             name = "".join(strings(of["name"])) or f"line {call.lineno}"
-            deps = [label(package, d) for key in ("deps", "data", "package") for d in strings(of.get(key))]
+            deps = [
+                label(package, d) for key in ("deps", "torch_deps", "data", "package") for d in strings(of.get(key))
+            ]
             test = call.func.id.endswith("_test") or "testonly" in of or call.func.id not in LIBRARIES
-            library = call.func.id in ("cc_library", "unity_library")
+            library = call.func.id in ("cc_library", "torch_library", "unity_library")
             target = Target(package, name, strings(of.get("srcs")), strings(of.get("hdrs")), deps, test, library)
             found[f"//{package}:{name}"] = target
     return found

@@ -138,6 +138,7 @@ OpEntry* make_entry(const c10::OperatorHandle& handle) {
   if (found != table.by_name.end()) return found->second;
   const ir::Opcode opcode = ir::find_op(name);
   const ir::OpDesc* desc = opcode != ir::kInvalidOpcode ? &ir::op_desc(opcode) : describe(handle);
+  if (opcode < ir::kFirstOpaque && !fits(*desc, handle.schema())) desc = nullptr;
   OpEntry* entry = desc != nullptr ? &table.all.emplace_back(handle, desc) : nullptr;
   table.by_name.emplace(name, entry);
   return entry;
@@ -176,7 +177,10 @@ bool ask_worker(OpEntry& entry) {
 void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* stack) {
   OpEntry* entry = entry_of(handle);
   if (entry == nullptr) {
-    return run_on_client(handle, stack, "has an argument or result of a type that cannot be recorded");
+    const bool in_table = ir::find_op(c10::toString(handle.operator_name())) < ir::kFirstOpaque;
+    return run_on_client(handle, stack,
+                         in_table ? "has other arguments in this version of torch than torch_remote knows"
+                                  : "has an argument or result of a type that cannot be recorded");
   }
   if (!ask_worker(*entry)) {
     return run_on_client(handle, stack, "is registered in this process, but not in the worker's");

@@ -94,6 +94,17 @@ bool is_view_schema(const c10::FunctionSchema& schema) {
   return false;
 }
 
+bool fits(const ir::OpDesc& desc, const c10::FunctionSchema& schema) {
+  const auto& arguments = schema.arguments();
+  // The table adds a generator to random ops without one.
+  const bool adds = desc.args.size() == arguments.size() + 1 && desc.args.back().kind == ArgKind::kGenerator;
+  if ((desc.args.size() != arguments.size() && !adds) || desc.results.size() != schema.returns().size()) return false;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (desc.args[i].kind != kind_of(arguments[i])) return false;
+  }
+  return true;
+}
+
 const ir::OpDesc* describe(const c10::OperatorHandle& handle) {
   const c10::FunctionSchema& schema = handle.schema();
   const std::string name = c10::toString(handle.operator_name());

@@ -1,13 +1,36 @@
 """The version, defined only here: the build reads this file, and pyproject.toml refers to it."""
 
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
 __version__ = "0.1.0"
-TORCH = "2.13"  # the supported torch; docs/torch-internals.md lists what another version needs
+_PACKAGE = Path(__file__).parent
+
+
+def torch_minor(version: str) -> str:
+    """ "2.13" of "2.13.0+cpu"."""
+    return ".".join(version.split("+")[0].split(".")[:2])
+
+
+def torch_minors() -> list[str]:
+    """The versions of torch that this package is built for, oldest first."""
+    found = (folder.parent.name.removeprefix("torch") for folder in _PACKAGE.glob("torch[0-9]*/libaten_plugin.so"))
+    return sorted(found, key=lambda minor: [int(part) for part in minor.split(".")])
+
+
+def plugin(version: str) -> Path:
+    """The worker's ATen plugin for a version of torch."""
+    return _PACKAGE / f"torch{torch_minor(version)}/libaten_plugin.so"
 
 
 def check_python() -> None:
     """Raises ImportError if _C was compiled for another Python: _C must not be loaded then."""
     import sys
-    from pathlib import Path
 
     from torch_remote.built_for import PYTHON
 
@@ -15,7 +38,7 @@ def check_python() -> None:
     if f"{major}.{minor}" == PYTHON:
         return
     raise ImportError(
-        f"torch_remote {__version__} ({Path(__file__).parent}) is built for Python {PYTHON}, but this is Python "
+        f"torch_remote {__version__} ({_PACKAGE}) is built for Python {PYTHON}, but this is Python "
         f"{major}.{minor}.{micro} ({sys.executable}); use Python {PYTHON}, or install a torch_remote that is built for "
         f"Python {major}.{minor} (its wheel is called …-cp{major}{minor}-…)",
         name="torch_remote",
@@ -24,13 +47,30 @@ def check_python() -> None:
 
 def check_torch(version: str, file: str) -> None:
     """Raises ImportError for another torch version, whose libraries would fail with missing symbols."""
-    if version.split("+")[0].split(".")[:2] == TORCH.split("."):
+    minors = torch_minors()
+    if torch_minor(version) in minors:
         return
-    from pathlib import Path
-
+    pins = " or ".join(f"'torch=={minor}.*'" for minor in reversed(minors))
     raise ImportError(
-        f"torch_remote {__version__} ({Path(__file__).parent}) is built for torch {TORCH}, but torch {version} is "
-        f"installed ({Path(file).parent}); pip install 'torch=={TORCH}.*', or a torch_remote that is built for torch "
-        f"{'.'.join(version.split('.')[:2])}",
+        f"torch_remote {__version__} ({_PACKAGE}) is built for torch {' and '.join(minors)}, but torch {version} is "
+        f"installed ({Path(file).parent}); pip install {pins}, or a torch_remote that is built for torch "
+        f"{torch_minor(version)}",
         name="torch_remote",
     )
+
+
+def load_native(version: str) -> ModuleType:
+    """Imports torch_remote._C as it is built for this version of torch."""
+    import importlib.machinery
+    import importlib.util
+    import sys
+
+    name = "torch_remote._C"
+    file = str(_PACKAGE / f"torch{torch_minor(version)}/_C.so")
+    loader = importlib.machinery.ExtensionFileLoader(name, file)
+    spec = importlib.util.spec_from_file_location(name, file, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    loader.exec_module(module)
+    return module

@@ -71,8 +71,8 @@ def _installation() -> Check:
         found = f"torch_remote {version()} in {folder}"
     except (ServeError, importlib.metadata.PackageNotFoundError) as error:
         return _bad("installation", str(error), "pip install torch_remote, in this environment")
-    for name in ("bin/torch-remote-worker", "lib/libaten_plugin.so", "lib/libtorch_remote_codegen.so", "_C.so"):
-        if not (folder / name).exists():
+    for name in ("bin/torch-remote-worker", "lib/libtorch_remote_codegen.so", "torch2*/libaten_plugin.so"):
+        if not any(folder.glob(name)):
             return _bad("installation", f"{folder / name} is missing", "pip install --force-reinstall torch_remote")
     binary = folder / "bin/torch-remote-worker"
     try:
@@ -88,13 +88,18 @@ def _installation() -> Check:
 
 def _torch() -> Check:
     try:
+        built_for = sorted(
+            file.parent.name.removeprefix("torch") for file in package().glob("torch2*/libaten_plugin.so")
+        )
+    except ServeError:
+        built_for = []  # _installation reports it
+    fix = f"pip install 'torch=={built_for[-1]}.*'" if built_for else "pip install torch_remote"
+    try:
         found = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        return _bad("torch", "torch is not installed here", "pip install torch==2.13.0")
-    wanted = [r for r in importlib.metadata.requires("torch_remote") or [] if r.startswith("torch=")]
-    release = ".".join(found.split(".")[:2])
-    if wanted and release not in wanted[0]:
-        return _bad("torch", f"torch {found}", f"this torch_remote is for {wanted[0]}: pip install '{wanted[0]}'")
+        return _bad("torch", "torch is not installed here", fix)
+    if built_for and ".".join(found.split(".")[:2]) not in built_for:
+        return _bad("torch", f"torch {found}; this torch_remote is for torch {' and '.join(built_for)}", fix)
     return _ok("torch", f"torch {found}")
 
 

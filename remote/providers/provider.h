@@ -23,7 +23,7 @@ class WorkerHandle {
 
 struct LocalWorkerOptions {
   std::string binary;     // bin/torch-remote-worker of the package
-  std::string plugin;     // lib/libaten_plugin.so
+  std::string plugin;     // libaten_plugin.so
   std::string torch_lib;  // folder of libtorch_cpu.so; the worker's $TORCH_REMOTE_TORCH_LIB
   int threads = 0;        // 0: the default of torch
   std::string python;     // the interpreter that executes Python functions; empty: the worker calls none
@@ -64,7 +64,7 @@ Status connect_worker(const Endpoint& endpoint, const KeepWaiting& keep_waiting,
 // The files of an installed package.
 struct WorkerFiles {
   std::string worker;     // bin/torch-remote-worker
-  std::string plugin;     // lib/libaten_plugin.so
+  std::string plugin;     // libaten_plugin.so
   std::string inproc;     // lib/libtorch_remote_inproc.so
   std::string torch_lib;  // folder of libtorch_cpu.so; may be empty if that is next to the package
   std::string python;     // the interpreter that executes Python functions for local workers; empty: they call none

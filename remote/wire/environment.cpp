@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -176,6 +178,45 @@ std::filesystem::path package_folder() {
   if (const char* folder = std::getenv("TORCH_REMOTE_PACKAGE"); folder != nullptr && *folder != '\0') return folder;
   std::error_code error;
   return std::filesystem::read_symlink("/proc/self/exe", error).parent_path().parent_path();
+}
+
+namespace {
+
+// "2.13" for libraries of torch 2.13.0, whose folder has torch's version.py next to it. Empty: there is no such file.
+std::string torch_minor(const std::filesystem::path& libraries) {
+  std::ifstream file(libraries.parent_path() / "version.py");
+  constexpr std::string_view kBegin = "__version__ = '";
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with(kBegin)) continue;
+    const size_t minor = line.find('.', kBegin.size());
+    const size_t end = minor == std::string::npos ? minor : line.find_first_of(".'+", minor + 1);
+    if (end != std::string::npos) return line.substr(kBegin.size(), end - kBegin.size());
+  }
+  return {};
+}
+
+// The folder of the package for the newest torch. Empty: there is none.
+std::filesystem::path newest_torch(const std::filesystem::path& package) {
+  std::filesystem::path newest;
+  double newest_version = 0;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(package, error)) {
+    unsigned major = 0, minor = 0;
+    if (std::sscanf(entry.path().filename().c_str(), "torch%u.%u", &major, &minor) != 2) continue;
+    const double version = 1000.0 * major + minor;
+    if (version > newest_version) newest = entry.path();
+    newest_version = std::max(version, newest_version);
+  }
+  return newest;
+}
+
+}  // namespace
+
+std::filesystem::path aten_plugin() {
+  const std::filesystem::path package = package_folder();
+  const std::string given = environment_value("TORCH_REMOTE_TORCH_LIB");
+  const std::string minor = torch_minor(given.empty() ? package.parent_path() / "torch/lib" : std::filesystem::path(given));
+  return (minor.empty() ? newest_torch(package) : package / ("torch" + minor)) / "libaten_plugin.so";
 }
 
 }  // namespace torch_remote::remote

@@ -35,4 +35,8 @@ const char* environment_value(const char* name);
 // The folder of the Python package: $TORCH_REMOTE_PACKAGE, or the package whose bin/ holds this executable.
 std::filesystem::path package_folder();
 
+// The package's ATen plugin for the torch whose libraries are in $TORCH_REMOTE_TORCH_LIB, or next to the package. If
+// only libraries are there, their version is unknown; the plugin for the newest torch is returned.
+std::filesystem::path aten_plugin();
+
 }  // namespace torch_remote::remote

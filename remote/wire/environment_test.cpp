@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <string>
+#include <string_view>
 
 namespace torch_remote::remote {
 namespace {
@@ -69,6 +72,32 @@ TEST(Environment, ThePackageIsWhereTheVariableSaysOrWhereTheProgramIs) {
   EXPECT_TRUE(package_folder().is_absolute());
   const Setting setting("TORCH_REMOTE_PACKAGE", "/some/where");
   EXPECT_EQ(package_folder(), "/some/where");
+}
+
+TEST(Environment, ThePluginIsForTheTorchThatIsUsed) {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::path(::testing::TempDir()) / "plugins";
+  fs::remove_all(folder);
+  const auto write = [](const fs::path& file, std::string_view text) {
+    fs::create_directories(file.parent_path());
+    std::ofstream(file) << text;
+  };
+  const fs::path package = folder / "package";
+  for (const char* minor : {"2.9", "2.13", "2.14"}) {
+    write(package / (std::string("torch") + minor) / "libaten_plugin.so", "");
+  }
+  const Setting setting("TORCH_REMOTE_PACKAGE", package.c_str());
+  // torch is next to the package.
+  write(folder / "torch/version.py", "from typing import Optional\n__version__ = '2.13.0+cpu'\ndebug = False\n");
+  EXPECT_EQ(aten_plugin(), package / "torch2.13/libaten_plugin.so");
+  // torch is elsewhere.
+  write(folder / "site/torch/version.py", "__version__ = '2.9.1'\n");
+  const std::string elsewhere = folder / "site/torch/lib";
+  const Setting torch("TORCH_REMOTE_TORCH_LIB", elsewhere.c_str());
+  EXPECT_EQ(aten_plugin(), package / "torch2.9/libaten_plugin.so");
+  // There are only libraries.
+  fs::remove(folder / "site/torch/version.py");
+  EXPECT_EQ(aten_plugin(), package / "torch2.14/libaten_plugin.so");
 }
 
 }  // namespace

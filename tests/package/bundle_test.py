@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from tests.package.elf import OF_EVERY_SYSTEM, native_files, needed, too_new, wanted
+from torch_remote.version import torch_minor
 
 TORCH_LIB = Path(torch.__file__).resolve().parent / "lib"
 PACKAGE = Path("python/torch_remote").resolve()
@@ -165,7 +166,8 @@ def test_it_serves_a_program_on_the_gpu_in_software(folder, tmp_path):
     assert "ATen" not in said["worker"], said["worker"]
 
 
-FILES = ["_C.so", "bin/torch-remote-worker", "lib/libaten_plugin.so", "lib/libtorch_remote_codegen.so",
+TORCH = f"torch{torch_minor(torch.__version__)}"
+FILES = [f"{TORCH}/_C.so", "bin/torch-remote-worker", f"{TORCH}/libaten_plugin.so", "lib/libtorch_remote_codegen.so",
          "lib/libtorch_remote_inproc.so"]  # fmt: skip
 
 

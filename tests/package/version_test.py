@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import torch_remote
-from torch_remote.version import TORCH, __version__, check_torch
+from torch_remote.version import __version__, check_torch, torch_minor, torch_minors
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,9 @@ def test_the_metadata_of_the_wheel_are_the_projects(wheel, project):
     assert metadata["Name"] == project["name"]
     assert metadata["Requires-Python"] == project["requires-python"]
     extras = project["optional-dependencies"]
-    assert metadata.get_all("Requires-Dist") == project["dependencies"] + [
+    needs = [requirement for requirement in project["dependencies"] if not requirement.startswith("torch")]
+    assert len(needs) == len(project["dependencies"]) - 1
+    assert metadata.get_all("Requires-Dist")[1:] == needs + [
         f'{requirement} ; extra == "{extra}"' for extra, requirements in extras.items() for requirement in requirements
     ]
     assert metadata.get_all("Provides-Extra") == list(extras)
@@ -70,10 +72,16 @@ def test_the_change_log_begins_with_it():
     assert len(releases) == len(set(releases))
 
 
-def test_the_torch_that_is_needed_is_told_once(project):
-    """The requirement, the build and the check at import name the same version."""
-    assert f"torch=={TORCH}.*" in project["dependencies"]
-    assert torch.__version__.startswith(f"{TORCH}.")
+TORCH = torch_minor(torch.__version__)
+
+
+def test_the_wheel_needs_a_torch_that_it_is_built_for(wheel):
+    minors = torch_minors()
+    assert TORCH in minors
+    metadata = message_from_bytes(zipfile.ZipFile(wheel).read(f"torch_remote-{__version__}.dist-info/METADATA"))
+    (found,) = [r for r in metadata.get_all("Requires-Dist") if r.startswith("torch")]
+    major, last = minors[-1].split(".")
+    assert found == f"torch>={minors[0]},<{major}.{int(last) + 1}"
 
 
 def fake_torch(folder):
@@ -103,9 +111,10 @@ def test_another_torch_is_told_by_name(wheel, tmp_path):
         )
         (last,) = run.stderr.splitlines()[-1:]
         assert run.returncode == 1 and last.startswith("ImportError: "), run.stderr
-        assert f"torch_remote {__version__} ({site}/torch_remote) is built for torch {TORCH}" in last
+        built = " and ".join(torch_minors())
+        assert f"torch_remote {__version__} ({site}/torch_remote) is built for torch {built}, but" in last
         assert f"but torch {version} is installed ({fake})" in last
-        assert f"pip install 'torch=={TORCH}.*'" in last
+        assert f"pip install 'torch=={torch_minors()[-1]}.*'" in last
 
 
 def test_another_python_is_told(wheel, tmp_path):

@@ -10,8 +10,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.package.elf import OF_EVERY_SYSTEM, native_files, needed, too_new, wanted
+from torch_remote.version import torch_minor
 
 SCRIPT = """
 import os, sys, torch, torch_remote
@@ -128,9 +130,9 @@ def test_contents(wheel):
         "torch_remote/integrations/accelerate.py",
         "torch_remote/_C.pyi",
         "torch_remote/py.typed",
-        "torch_remote/_C.so",
+        f"torch_remote/torch{torch_minor(torch.__version__)}/_C.so",
         "torch_remote/bin/torch-remote-worker",
-        "torch_remote/lib/libaten_plugin.so",
+        f"torch_remote/torch{torch_minor(torch.__version__)}/libaten_plugin.so",
     ):
         assert name in names
     assert not [n for n in names if "test" in n or n.endswith((".cpp", ".h"))]

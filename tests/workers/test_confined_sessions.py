@@ -17,6 +17,7 @@ import torch
 from python_processes import Python
 
 import torch_remote
+from torch_remote.version import plugin
 
 PACKAGE = Path(torch_remote.__file__).parent.resolve()
 BINARY = PACKAGE / "bin/torch-remote-worker"
@@ -282,7 +283,7 @@ def test_a_user_that_sessions_cannot_be_is_said_at_once(serve, tmp_path):
         _, process = serve("--session-user", "nobody", check=False)
         assert process.wait(60) != 0 and "needs a listener that runs as root" in process.log.read_text()
         return
-    readable = all(folder.stat().st_mode & 0o001 for folder in (PACKAGE / "lib/libaten_plugin.so").resolve().parents)
+    readable = all(folder.stat().st_mode & 0o001 for folder in plugin(torch.__version__).resolve().parents)
     url, process = serve("--session-user", "nobody", check=readable)
     if not readable:
         assert process.wait(60) != 0

@@ -51,7 +51,7 @@ std::shared_ptr<const ir::Graph> copy_graph() {
 remote::WorkerFiles package_files() {
   const char* torch = std::getenv("TORCH_REMOTE_TORCH_LIB");
   const std::filesystem::path package = remote::package_folder();
-  return {package / "bin/torch-remote-worker", package / "lib/libaten_plugin.so",
+  return {package / "bin/torch-remote-worker", remote::aten_plugin(),
           package / "lib/libtorch_remote_inproc.so", torch ? torch : "", ""};
 }
 

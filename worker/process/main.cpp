@@ -310,7 +310,7 @@ int run(int argc, char** argv, const std::vector<Target>& targets) {
   set_up_log();
   if (const Status status = remote::check_environment(); !status) return fail(status.message());
   set_log_level();
-  if (plugin.empty()) plugin = remote::package_folder() / "lib/libaten_plugin.so";
+  if (plugin.empty()) plugin = remote::aten_plugin();
   if (options.codegen.empty()) options.codegen = remote::package_folder() / "lib/libtorch_remote_codegen.so";
   options.plugin = plugin;
   if (probes_sandbox) return probe_sandbox(listening.sandbox);

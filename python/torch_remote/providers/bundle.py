@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 from torch_remote.providers.provider import MachineError
+from torch_remote.version import plugin, torch_minor
 
 _package = Path(__file__).parent.parent
 # Every Linux with glibc has these libraries, and their versions must match each other. The other ones exist on every
@@ -79,7 +80,7 @@ def worker() -> Archive:
         "bin/torch-remote-worker": Path(
             os.environ.get("TORCH_REMOTE_WORKER_BINARY") or _package / "bin/torch-remote-worker"
         ),
-        "lib/libaten_plugin.so": _package / "lib/libaten_plugin.so",
+        f"torch{torch_minor(torch.__version__)}/libaten_plugin.so": plugin(torch.__version__),
         "lib/libtorch_remote_codegen.so": _package / "lib/libtorch_remote_codegen.so",
         "lib/python_process.py": _package / "lib/python_process.py",
     }

@@ -15,6 +15,7 @@ import torch
 from torch_remote.providers import gpus
 from torch_remote.providers.processes import ChildProcess, Log
 from torch_remote.providers.provider import Endpoint, MachineError, MachineSpec, Provider, ProviderStatus
+from torch_remote.version import plugin
 
 _package = Path(__file__).parent.parent
 _DRIVER = Path("/proc/driver/nvidia/gpus")
@@ -106,7 +107,7 @@ class Local(Provider):
             "--allow-files=/",
             *([f"--allow-python={sys.executable}"] if sys.executable else []),
             "--plugin",
-            str(_package / "lib/libaten_plugin.so"),
+            str(plugin(torch.__version__)),
         ]
         environment = dict(os.environ)
         environment.setdefault("TORCH_REMOTE_TORCH_LIB", str(Path(torch.__file__).parent / "lib"))
