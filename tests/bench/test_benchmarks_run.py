@@ -15,6 +15,7 @@ import run
 import steps
 import tables
 import waits
+import wheels
 import zoo_speed
 
 
@@ -44,6 +45,16 @@ def test_distance(way):
     command = [sys.executable, distance.__file__, "--rounds", "1", "--steps", "20", *way, "--only", "batch 64"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert result.returncode == 0 and "| MLP 256-256-1" in result.stdout, result.stdout + result.stderr
+
+
+def test_wheels():
+    (wheel,) = Path("python/torch_remote").glob("*.whl")
+    result = subprocess.run(
+        [sys.executable, wheels.__file__, wheel, wheel, "--rounds", "2"], capture_output=True, text=True, timeout=200
+    )
+    rows = [line for line in result.stdout.splitlines() if line.startswith("| ")]
+    assert result.returncode == 0 and len(rows) == 1 + len(wheels.ROWS) + len(wheels.FRESH) + 1, result
+    assert all(0.2 < float(row.split(" | ")[2]) < 5 for row in rows[1:])
 
 
 def test_kernels(remote, capsys):
