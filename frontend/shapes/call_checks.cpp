@@ -10,6 +10,7 @@
 #include "frontend/shapes/call_checks_generated.h"
 #include "frontend/shapes/shape_rules.h"
 #include "frontend/shapes/write_checks.h"
+#include "frontend/versions/versions.h"
 
 namespace torch_remote::frontend {
 
@@ -358,12 +359,14 @@ bool is_bool(const IValue& value) {
 
 // sub(self, other, alpha), where other is a tensor or a number
 void subtraction(const OpEntry&, const IValue* args) {
-  TORCH_CHECK(!is_bool(args[0]) || !is_bool(args[1]),
-              "Subtraction, the `-` operator, with two bool tensors is not supported. Use the `^` or `logical_xor()` "
-              "operator instead.");
-  TORCH_CHECK(!is_bool(args[0]) && !is_bool(args[1]),
-              "Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying to invert a mask, "
-              "use the `~` or `logical_not()` operator instead.");
+  TORCH_REMOTE_CHECK_SUBTRACTION(
+      !is_bool(args[0]) || !is_bool(args[1]),
+      "Subtraction, the `-` operator, with two bool tensors is not supported. Use the `^` or `logical_xor()` "
+      "operator instead.");
+  TORCH_REMOTE_CHECK_SUBTRACTION(
+      !is_bool(args[0]) && !is_bool(args[1]),
+      "Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying to invert a mask, "
+      "use the `~` or `logical_not()` operator instead.");
 }
 
 // clamp_min(self, min), clamp_max, where min is a tensor or a number

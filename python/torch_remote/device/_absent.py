@@ -6,6 +6,16 @@ _GRAPHS = "not needed: a repeated step is sent as one message; torch.compile(mod
 _NVIDIA = "specific to CUDA, which only workers on GPUs use"
 _SENSORS = "workers read no sensors"
 
+_OF_GRAPHS = (
+    "CUDAGraph",
+    "export_dot",
+    "export_graph_data",
+    "graph",
+    "graph_annotations",
+    "graph_pool_handle",
+    "graphs",
+    "make_graphed_callables",
+)
 MISSING_NAMES: dict[str, str] = {
     **{
         f"{dtype}{kind}": _TENSORS
@@ -16,7 +26,7 @@ MISSING_NAMES: dict[str, str] = {
         for kind in ("Storage", "Tensor")
         if not (dtype.startswith("Complex") and kind == "Tensor")
     },
-    **dict.fromkeys(("CUDAGraph", "graph", "graph_pool_handle", "graphs", "make_graphed_callables"), _GRAPHS),
+    **dict.fromkeys(_OF_GRAPHS, _GRAPHS),
     **dict.fromkeys(
         (
             "CUDAPluggableAllocator", "MemPool", "caching_allocator_alloc", "caching_allocator_delete",
