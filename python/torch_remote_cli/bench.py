@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from torch_remote_cli import output
+from torch_remote_cli.exit_status import describe
 
 # Each figure is the median of several measurements, after one that does not count.
 _SCRIPT = """
@@ -90,9 +91,10 @@ def bench(
     )
     if result.returncode != 0:
         said, fix = output.reason(result.stderr)
-        output.fail(
-            f"{said}; {fix or 'torch-remote doctor' + (f' --on {on}' if on else '') + ' searches for the cause'}"
-        )
+        if result.returncode < 0:
+            said, fix = f"the process that measures {describe(result.returncode)}", ""
+        doctor = "torch-remote doctor" + (f" --on {on}" if on else "")
+        output.fail(f"{said}; {fix or f'{doctor} searches for the cause'}")
     print(result.stderr, end="", file=sys.stderr)
     found = json.loads(result.stdout.splitlines()[-1])
     if as_json:

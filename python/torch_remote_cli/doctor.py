@@ -8,61 +8,24 @@ import os
 import platform
 import re
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from torch_remote_cli import output
+from torch_remote_cli import output, worker_checks
+from torch_remote_cli.check import Check, failed, note, ok
+from torch_remote_cli.exit_status import describe
 from torch_remote_cli.service import ServeError, package, version
-
-Check = dict[str, Any]
-
-_TRY = """
-import json, time
-import torch
-began = time.perf_counter()
-import torch_remote
-imported = time.perf_counter() - began
-began = time.perf_counter()
-x = torch.arange(6.0, device="remote").view(2, 3)
-right = (x @ x.T).tolist() == [[5.0, 14.0], [14.0, 50.0]]
-connected = time.perf_counter() - began
-times = []
-for _ in range(50):
-    began = time.perf_counter()
-    (x + 1).sum().item()
-    times.append(time.perf_counter() - began)
-print(json.dumps({
-    "torch": torch.__version__, "import": imported, "connect": connected, "right": right,
-    "round_trip": sorted(times)[25], "worker": torch.remote.get_device_properties().worker,
-    "cores": torch.remote.get_device_properties().multi_processor_count,
-    "memory": torch.remote.get_device_properties().total_memory, "devices": torch.remote.device_count(),
-}))
-"""
-
-
-def _ok(name: str, found: str) -> Check:
-    return {"check": name, "state": "ok", "found": found, "fix": ""}
-
-
-def _bad(name: str, found: str, fix: str) -> Check:
-    return {"check": name, "state": "failed", "found": found, "fix": fix}
-
-
-def _note(name: str, found: str, fix: str = "") -> Check:
-    return {"check": name, "state": "note", "found": found, "fix": fix}
 
 
 def _system() -> Check:
     libc, glibc = platform.libc_ver()
     found = f"{platform.system()} on {platform.machine()}, {libc} {glibc}, Python {platform.python_version()}"
     if (platform.system(), platform.machine()) != ("Linux", "x86_64") or libc != "glibc":
-        return _bad("system", found, "torch_remote runs on Linux on x86-64 with glibc")
-    return _ok("system", found)
+        return failed("system", found, "torch_remote runs on Linux on x86-64 with glibc")
+    return ok("system", found)
 
 
 def _installation() -> Check:
@@ -70,20 +33,22 @@ def _installation() -> Check:
         folder = package()
         found = f"torch_remote {version()} in {folder}"
     except (ServeError, importlib.metadata.PackageNotFoundError) as error:
-        return _bad("installation", str(error), "pip install torch_remote, in this environment")
+        return failed("installation", str(error), "pip install torch_remote, in this environment")
     for name in ("bin/torch-remote-worker", "lib/libtorch_remote_codegen.so", "torch2*/libaten_plugin.so"):
         if not any(folder.glob(name)):
-            return _bad("installation", f"{folder / name} is missing", "pip install --force-reinstall torch_remote")
+            return failed("installation", f"{folder / name} is missing", "pip install --force-reinstall torch_remote")
     binary = folder / "bin/torch-remote-worker"
     try:
         said = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=20)
     except OSError as error:
-        return _bad("installation", f"{binary}: {error.strerror}", f"chmod +x {binary}, or install torch_remote again")
+        return failed(
+            "installation", f"{binary}: {error.strerror}", f"chmod +x {binary}, or install torch_remote again"
+        )
     if said.returncode != 0:
         missing = re.search(r"(\S+\.so[.\d]*): cannot open", said.stderr)
         fix = f"install the library {missing[1]}" if missing else "pip install --force-reinstall torch_remote"
-        return _bad("installation", said.stderr.strip(), fix)
-    return _ok("installation", f"{found}; {said.stdout.strip()}")
+        return failed("installation", said.stderr.strip() or f"{binary} {describe(said.returncode)}", fix)
+    return ok("installation", f"{found}; {said.stdout.strip()}")
 
 
 def _torch() -> Check:
@@ -97,16 +62,16 @@ def _torch() -> Check:
     try:
         found = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        return _bad("torch", "torch is not installed here", fix)
+        return failed("torch", "torch is not installed here", fix)
     if built_for and ".".join(found.split(".")[:2]) not in built_for:
-        return _bad("torch", f"torch {found}; this torch_remote is for torch {' and '.join(built_for)}", fix)
-    return _ok("torch", f"torch {found}")
+        return failed("torch", f"torch {found}; this torch_remote is for torch {' and '.join(built_for)}", fix)
+    return ok("torch", f"torch {found}")
 
 
 def _environment() -> Iterator[Check]:
     ours = sorted(name for name in os.environ if name.startswith("TORCH_REMOTE_"))
     if ours:
-        yield _note(
+        yield note(
             "environment", ", ".join(f"{n}={'...' if n == 'TORCH_REMOTE_TOKEN' else os.environ[n]}" for n in ours)
         )
     file = os.environ.get("TORCH_REMOTE_TOKEN_FILE")
@@ -114,10 +79,10 @@ def _environment() -> Iterator[Check]:
         try:
             info = os.stat(file)
         except OSError as error:
-            yield _bad("token", f"{file}: {error.strerror}", "correct TORCH_REMOTE_TOKEN_FILE")
+            yield failed("token", f"{file}: {error.strerror}", "correct TORCH_REMOTE_TOKEN_FILE")
             return
         if info.st_mode & 0o077:
-            yield _bad("token", f"other users can read {file}", f"chmod 600 {file}")
+            yield failed("token", f"other users can read {file}", f"chmod 600 {file}")
 
 
 def _gpus() -> Iterator[Check]:
@@ -130,26 +95,26 @@ def _gpus() -> Iterator[Check]:
         found = json.loads(said.stdout)
     except (ServeError, OSError, subprocess.TimeoutExpired, json.JSONDecodeError):
         # the check of the installation reports why it does not run
-        yield _note("GPU", "the worker cannot search for GPUs")
+        yield note("GPU", "the worker cannot search for GPUs")
         return
     driver = found["parts"][0]
     if driver["missing"] and not Path("/proc/driver/nvidia").is_dir():
-        yield _note("GPU", "no NVIDIA driver here: workers of this machine compute on the CPU")
+        yield note("GPU", "no NVIDIA driver here: workers of this machine compute on the CPU")
         return
     if driver["missing"]:
-        yield _bad("GPU", driver["missing"], driver["fix"])
+        yield failed("GPU", driver["missing"], driver["fix"])
         return
     for gpu in found["gpus"]:
         text = f"{gpu['device']} {gpu['name']}, driver {driver['version']}"
         if gpu["missing"]:
-            yield _note("GPU", f"{text}: {gpu['missing']}")
+            yield note("GPU", f"{text}: {gpu['missing']}")
         else:
-            yield _ok("GPU", f"{text}, sm_{gpu['sm']}, {gpu['all_memory'] / 2**30:.1f} GiB")
+            yield ok("GPU", f"{text}, sm_{gpu['sm']}, {gpu['all_memory'] / 2**30:.1f} GiB")
     for part in found["parts"][1:]:
         if part["missing"]:
-            yield _note(part["name"], f"{part['missing']}; without it {part['without']}", part["fix"])
+            yield note(part["name"], f"{part['missing']}; without it {part['without']}", part["fix"])
         else:
-            yield _ok(part["name"], ", ".join(filter(None, [part["version"], part["path"]])))
+            yield ok(part["name"], ", ".join(filter(None, [part["version"], part["path"]])))
 
 
 def _sandbox() -> Check:
@@ -161,77 +126,55 @@ def _sandbox() -> Check:
         said = subprocess.run([binary, "--probe-sandbox"], capture_output=True, text=True, timeout=60)
         found = json.loads(said.stdout)
     except (ServeError, OSError, subprocess.TimeoutExpired, json.JSONDecodeError):
-        return _note("sandbox", "the worker does not report what confines its sessions")
+        return note("sandbox", "the worker does not report what confines its sessions")
     active = f"sessions of a worker that listens: {', '.join(found['active'])}"
     if found["missing"]:
-        return _note(
+        return note(
             "sandbox", f"{active}; not active: {'; '.join(found['missing'])}", "docs/workers.md describes each of these"
         )
-    return _ok("sandbox", active)
+    return ok("sandbox", active)
 
 
 def _tools() -> Iterator[Check]:
     from shutil import which
 
     if which("ssh") is None:
-        yield _note("ssh", "ssh is not installed", "install openssh-client for machines of ssh://")
+        yield note("ssh", "ssh is not installed", "install openssh-client for machines of ssh://")
     else:
-        yield _ok("ssh", str(which("ssh")))
-
-
-def _device(on: str | None) -> Check:
-    """Uses the device as a script would, in a process of its own."""
-    where = on or os.environ.get("TORCH_REMOTE_WORKER") or "local"
-    environment = {**os.environ, "TORCH_REMOTE_WORKER": where}
-    began = time.monotonic()
-    try:
-        result = subprocess.run(
-            [sys.executable, "-c", _TRY], capture_output=True, text=True, timeout=300, env=environment
-        )
-    except subprocess.TimeoutExpired:
-        return _bad(
-            "device", f"the worker ({where}) did not answer for 300 s", "look at its log (torch-remote worker logs)"
-        )
-    if result.returncode != 0:
-        said, fix = output.reason(result.stderr)
-        return _bad("device", said, fix or f"the worker is {where}")
-    import json
-
-    found = json.loads(result.stdout.splitlines()[-1])
-    if not found["right"]:
-        return _bad("device", "a matmul returned a wrong result", "please report it, with the output of this command")
-    return _ok(
-        "device",
-        f"{found['devices']} at {where}: {found['worker']}; {found['cores']} cores, {found['memory'] / 1e9:.1f} GB; "
-        f"import {found['import']:.2f} s, first use {found['connect']:.2f} s, "
-        f"round trip {found['round_trip'] * 1e6:.0f} µs (all: {time.monotonic() - began:.1f} s)",
-    )
+        yield ok("ssh", str(which("ssh")))
 
 
 def checks(quick: bool, on: str | None = None) -> Iterator[Check]:
-    """Yields all checks, as they are done."""
+    """Yields all checks, as they are done. With a URL, they are about the worker there, and not about workers here."""
     yield _system()
     installed = _installation()
     yield installed
     torch = _torch()
     yield torch
     yield from _environment()
-    yield from _gpus()
-    yield _sandbox()
-    yield from _tools()
+    if on is None:
+        yield from _gpus()
+        yield _sandbox()
+    if on is None or on.startswith("ssh"):
+        yield from _tools()
     if not quick and installed["state"] == torch["state"] == "ok":
-        yield _device(on)
+        urls = on or os.environ.get("TORCH_REMOTE_WORKER") or "local"
+        for url in dict.fromkeys(urls.split(",")):
+            yield from worker_checks.checks(url)
 
 
 _MARKS: dict[str, str] = {"ok": "[green]ok[/]    ", "failed": "[red]failed[/]", "note": "[yellow]note[/]  "}
 
 
 def doctor(
-    on: Annotated[str | None, typer.Option(help="The machine; default: TORCH_REMOTE_WORKER, local.")] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(help="Check the worker or machine at this URL; default: TORCH_REMOTE_WORKER, local."),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Do not use the device.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check the installation, versions, GPUs and the device, and print how to fix problems."""
+    """Check this installation and a worker, and print how to fix problems."""
     from rich.markup import escape
 
     show: Callable[[Check], None] = lambda check: None  # noqa: E731

@@ -11,12 +11,12 @@ from torch_remote_cli import output, state
 
 def list_or_remove(url: str, remove: bool, as_json: bool) -> None:
     """Lists or removes machines that are labeled as this user's on this host, and that no running script uses."""
-    from torch_remote.providers.machine import read_url  # imports torch
-    from torch_remote.providers.provider import MachineError, find_provider
+    from torch_remote.providers.provider import MachineError, find_provider  # imports torch
+    from torch_remote.providers.url import read_url
 
     used = {entry["id"] for entry in state.entries("machines")}
     try:
-        provider, options = read_url(url if "://" in url else f"{url}://", {})
+        provider, options = read_url(url, {})
         found = [one for one in find_provider(provider).leftovers(options) if one.id not in used]
         for one in found if remove else ():
             one.remove()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +14,10 @@ from torch_remote_cli.status_file import Counts, memory_of
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
+def _number(value: float) -> str:
+    return "+Inf" if value == math.inf else f"{value:.17g}"
+
+
 def text(counts: Counts | None, version: str) -> str:
     """The metrics in Prometheus' text format."""
     lines: list[str] = []
@@ -20,14 +25,16 @@ def text(counts: Counts | None, version: str) -> str:
     def metric(name: str, kind: str, help_: str, samples: list[tuple[str, float]]) -> None:
         lines.append(f"# HELP torch_remote_{name} {help_}")
         lines.append(f"# TYPE torch_remote_{name} {kind}")
-        lines.extend(f"torch_remote_{name}{labels} {value:.17g}" for labels, value in samples)
+        lines.extend(f"torch_remote_{name}{labels} {_number(value)}" for labels, value in samples)
 
     metric("up", "gauge", "1 if the worker listens.", [("", float(counts is not None))])
     metric("build_info", "gauge", "The version.", [(f'{{version="{version}"}}', 1)])
     if counts is None:
         return "\n".join([*lines, ""])
     metric("sessions", "gauge", "Connected clients.", [("", len(counts.sessions))])
-    metric("sessions_limit", "gauge", "Maximum number of clients at once; 0: no limit.", [("", counts.most)])
+    metric(
+        "sessions_limit", "gauge", "Maximum number of clients at once; +Inf: no limit.", [("", counts.most or math.inf)]
+    )
     metric("sessions_total", "counter", "Accepted clients.", [("", counts.sessions_total)])
     metric("sessions_refused_total", "counter", "Clients refused because of the limit.", [("", counts.refused_total)])
     metric("sessions_killed_total", "counter", "Sessions that a signal ended.", [("", counts.killed_total)])

@@ -60,6 +60,6 @@ def reason(errors: str) -> tuple[str, str]:
     """The last message about the device on a script's standard error, and what to do about it, which may be empty."""
     lines = errors.strip().splitlines()
     last = next((line for line in reversed(lines) if "remote: " in line), lines[-1] if lines else "no message")
-    message = last.partition("Error: ")[2] or last
-    said, _, fix = message.removeprefix("remote: ").rpartition("; ")
+    message = last.partition("remote: ")[2] or last  # without the exception's name
+    said, _, fix = message.rpartition("; ")
     return (said, fix) if said else (message, "")

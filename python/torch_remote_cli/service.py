@@ -22,11 +22,13 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from torch_remote_cli import metrics, state, status_file
+from torch_remote_cli.exit_status import describe
 
 LEVELS = ("trace", "debug", "info", "warn", "error", "critical")
 _LINE = re.compile(r"torch-remote-worker\[(\d+)\] (\w+): (.*)")
 _SPDLOG = {"warning": "warn"}
 _MOST_LOG = 10 << 20  # bytes; then a new log begins, and one old log is kept
+_MOST_LINES = 20  # of an error
 _TO_END = 10.0
 
 
@@ -115,7 +117,7 @@ class Service:
         self.url = ""
         self._stopping = threading.Event()
         self._ready = threading.Event()
-        self._last = ""
+        self._last: list[str] = []  # the lines of the last record before the worker listened
         self.session_info: dict[str, str] = {}  # what it reports about its sessions
 
     def run(self, on_ready: Any = None) -> int:
@@ -139,7 +141,7 @@ class Service:
             while not self._ready.wait(0.02):
                 if worker.poll() is not None:
                     reader.join(5)
-                    raise ServeError(self._last or f"the worker ended with status {worker.returncode}")
+                    raise ServeError(self._why_not(worker.returncode))
                 if self._stopping.is_set():
                     return 0
             if options.metrics is not None:
@@ -158,6 +160,13 @@ class Service:
             state.remove("workers", options.name)
             self._status.unlink(missing_ok=True)
             self._log.close()
+
+    def _why_not(self, status: int) -> str:
+        """Why the worker ended before it listened."""
+        last = "\n".join(self._last[:_MOST_LINES])
+        if status > 0 and last:  # it printed the reason
+            return last
+        return f"the worker {describe(status)} before it listened" + (f"; it printed last: {last}" if last else "")
 
     def _start(self, folder: Path) -> subprocess.Popen[str]:
         environment = dict(os.environ)
@@ -188,10 +197,15 @@ class Service:
                 process, level, line = int(match[1]), _SPDLOG.get(match[2], match[2]), match[3]
                 if level not in LEVELS:
                     level = "error"
-            self._last = line
-            for what in ("confined", "limited"):
-                if not self._ready.is_set() and line.startswith(f"sessions are {what}: "):
-                    self.session_info[what] = line.partition(": ")[2]
+            elif line.startswith("remote: "):  # about an argument, before the worker has a log
+                level = "error"
+            if not self._ready.is_set():
+                if match is not None or line.startswith("remote: "):
+                    self._last.clear()
+                self._last.append(line)
+                for what in ("confined", "limited"):
+                    if line.startswith(f"sessions are {what}: "):
+                        self.session_info[what] = line.partition(": ")[2]
             self._log.write(level, line, process)
             if line.startswith("listening on ") and not self._ready.is_set():
                 self.url = line.removeprefix("listening on ")
@@ -218,7 +232,7 @@ class Service:
     def _wrong(self, worker: subprocess.Popen[str]) -> str | None:
         """Why the service is not healthy."""
         if worker.poll() is not None:
-            return f"the listener ended with status {worker.returncode}"
+            return f"the listener {describe(worker.returncode)}"
         parts = urlsplit(self.url)
         if parts.scheme in ("tcp", "tls") and parts.hostname and parts.port:
             try:
@@ -254,7 +268,7 @@ class Service:
         used = time.monotonic()
         while not self._stopping.wait(0.1):
             if worker.poll() is not None:
-                self._log.write("critical", f"the listener ended with status {worker.returncode}")
+                self._log.write("critical", f"the listener {describe(worker.returncode)}")
                 return 1
             if self.options.idle_timeout is None:
                 continue

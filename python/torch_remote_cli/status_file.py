@@ -41,6 +41,11 @@ class Counts:
     busy_seconds_total: float
     sessions: list[Session]
 
+    @property
+    def sessions_limit(self) -> int | str:
+        """Maximum number of concurrent sessions, or "no limit"."""
+        return self.most or "no limit"
+
 
 def read(file: Path) -> Counts | None:
     """Returns None if the file does not exist or has another version."""

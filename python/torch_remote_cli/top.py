@@ -46,7 +46,9 @@ def rates(before: list[dict[str, Any]], now: list[dict[str, Any]], seconds: floa
                     "idle_seconds": session.idle_seconds,
                 }
             )
-        all_of.append({"name": entry["name"], "url": entry["url"], "most": counts.most, "sessions": sessions})
+        all_of.append(
+            {"name": entry["name"], "url": entry["url"], "sessions_limit": counts.sessions_limit, "sessions": sessions}
+        )
     return all_of
 
 
@@ -57,8 +59,9 @@ def _rate(now: Any, before: Any, name: str, seconds: float) -> float:
 def _render(workers: list[dict[str, Any]]) -> Group:
     parts: list[Any] = []
     for worker in workers:
-        most = f" of {worker['most']}" if worker["most"] else ""
-        parts.append(Text(f"{worker['name']}  {worker['url']}  {len(worker['sessions'])}{most} sessions", style="bold"))
+        count, limit = len(worker["sessions"]), worker["sessions_limit"]
+        sessions = f"{count} of {limit} sessions" if isinstance(limit, int) else f"{count} sessions, {limit}"
+        parts.append(Text(f"{worker['name']}  {worker['url']}  {sessions}", style="bold"))
         rows = [
             [
                 session["client"], str(session["process"]), f"{session['memory_bytes'] / 1e6:.0f}",

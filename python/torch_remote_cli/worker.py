@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from torch_remote_cli import output, state, status_file
+from torch_remote_cli.exit_status import describe
 from torch_remote_cli.service import LEVELS, Options, ServeError, Service, log_file
 
 app = typer.Typer(help="Workers that listen on this machine.", no_args_is_help=True)
@@ -43,7 +46,7 @@ def serve(
     tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
     client_ca: Annotated[Path | None, typer.Option(help="Authority of clients' certificates (PEM).")] = None,
     device: Annotated[str, typer.Option(help="Where tensors live: cpu, cuda:0, ...")] = "cpu",
-    threads: Annotated[int, typer.Option(min=0, help="Threads of a session; 0: torch's default.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, max=4096, help="Threads of a session; 0: torch's default.")] = 0,
     memory_limit: Annotated[
         str | None,
         typer.Option(help="Limit for a session's tensors: 8G, 500M; 0: none; default: 80 % of the machine's memory."),
@@ -96,8 +99,17 @@ def serve(
         output.fail("a Unix socket has neither tokens nor TLS; restrict access with the mode of its folder", 2)
     if allow_user and unix is None:
         output.fail("--allow-user needs a Unix socket (--unix PATH); over a network, use tokens", 2)
+    if client_ca is not None and tls_cert is None:
+        output.fail("--client-ca needs TLS (--tls-cert FILE --tls-key FILE)", 2)
     if python is not None and not allow_python:
         output.fail("--python needs --allow-python", 2)
+    if python is not None and shutil.which(python) is None:
+        output.fail(f"--python {python}: there is no such program; give the path of an interpreter that has torch", 2)
+    if memory_limit is not None and memory_limit.startswith("-"):
+        output.fail(f"--memory-limit {memory_limit}: write 8G, 500M, or 0 for no limit", 2)
+    for flag, seconds in (("--lease", lease), ("--idle-timeout", idle_timeout)):
+        if seconds is not None and not 0 < seconds < math.inf:
+            output.fail(f"{flag} {seconds:g}: give seconds, more than 0", 2)
     where = f"[{host}]" if ":" in host else host
     url = f"unix://{unix.resolve()}" if unix else f"{'tls' if tls_cert else 'tcp'}://{where}:{port}"
     arguments = ["--device", device, "--threads", str(threads)]
@@ -164,13 +176,19 @@ def _serve_in_background(name: str, as_json: bool) -> None:
             if entry is not None and entry["process"] == process.pid:
                 return _say(entry, as_json)
             if process.poll() is not None:
-                lines = said.read_text().strip().splitlines()
-                output.fail(lines[-1] if lines else f"the worker ended with status {process.returncode}")
+                output.fail(_error_in(said.read_text()) or f"the worker {describe(process.returncode)}")
             time.sleep(0.05)
         process.terminate()
         output.fail(f"the worker did not listen within {_TO_START:.0f} s; its log is {log_file(name)}")
     finally:
         said.unlink(missing_ok=True)
+
+
+def _error_in(text: str) -> str:
+    """The error at the end of a command's output; empty if there is none."""
+    lines = text.strip().splitlines()
+    begin = next((i for i, line in reversed([*enumerate(lines)]) if line.startswith("remote: ")), len(lines) - 1)
+    return "\n".join(lines[max(begin, 0) :])
 
 
 def _find(name: str | None) -> dict[str, Any]:
@@ -203,6 +221,7 @@ def status(name: Annotated[str | None, _NAME] = None, as_json: Annotated[bool, _
                     {**vars(session), "memory_bytes": status_file.memory_of(session.process)} for session in sessions
                 ],
                 "sessions_total": counts.sessions_total if counts is not None else 0,
+                "sessions_limit": counts.sessions_limit if counts is not None else None,
             }
         )
     if as_json:
@@ -210,9 +229,11 @@ def status(name: Annotated[str | None, _NAME] = None, as_json: Annotated[bool, _
     if not described:
         print("no worker runs here (torch-remote worker serve)")
     for entry in described:
+        limit = entry["sessions_limit"]
+        most = "" if limit is None else f" ({limit} at most)" if isinstance(limit, int) else f" ({limit})"
         print(
             f"{entry['name']}: {entry['url']}, process {entry['process']}, runs "
-            f"{output.age(time.time() - entry['started'])}, {len(entry['sessions'])} sessions now, "
+            f"{output.age(time.time() - entry['started'])}, {len(entry['sessions'])} sessions now{most}, "
             f"{entry['sessions_total']} so far"
         )
         print(f"  limits: {entry['limits']}")

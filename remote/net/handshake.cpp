@@ -330,6 +330,27 @@ Status request(ByteStream& stream, const Digest& binding, std::string_view token
 
 // --- the worker's side -----------------------------------------------------------------------------------------------
 
+std::string_view refusal_reason(ServerHello::Code code) {
+  switch (code) {
+    case ServerHello::kGoOn:
+    case ServerHello::kRefused:
+      break;
+    case ServerHello::kOtherVersion:
+      return "it uses another version of the handshake";
+    case ServerHello::kWantsTls:
+      return "it does not use TLS (tls://)";
+    case ServerHello::kHasNoTls:
+      return "it uses TLS, and this worker has no certificate";
+    case ServerHello::kUnknownSession:
+      return "its session has ended";
+    case ServerHello::kWantsToken:
+      return "it has no token";
+    case ServerHello::kHasNoToken:
+      return "it has a token, and this worker has none";
+  }
+  return "it is not admitted";
+}
+
 std::string encode_server_hello(ServerHello::Code code, const std::string& text) {
   ServerHello server_hello;
   server_hello.code = code;

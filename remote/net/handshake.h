@@ -124,6 +124,8 @@ bool is_whole(std::span<const uint8_t> bytes);
 // bytes.
 ServerHello::Code check_client_hello(std::span<const uint8_t> bytes, bool tls, bool has_token,
                                      ClientHello* client_hello, std::string* text);
+// Why a client is refused, for the log. `code` is not kGoOn.
+std::string_view refusal_reason(ServerHello::Code code);
 // Encodes an answer that ends the connection. The text is truncated to kMaxText.
 std::string encode_server_hello(ServerHello::Code code, const std::string& text = {});
 

@@ -37,8 +37,13 @@ constexpr long kMaxCertificates = 16 << 10;  // most bytes of certificates that 
 // The identity of the pre-shared key, which reveals nothing about the key.
 constexpr std::string_view kIdentity = "torch-remote";
 
-// The text of OpenSSL's last error, which is then cleared.
+// The text of OpenSSL's last error. All its errors are then cleared. If a system call failed first, the text is that of
+// its errno, for which the later errors stand.
 std::string openssl_error() {
+  if (const unsigned long first = ERR_peek_error(); ERR_SYSTEM_ERROR(first)) {
+    ERR_clear_error();
+    return std::strerror(ERR_GET_REASON(first));
+  }
   const unsigned long code = ERR_peek_last_error();
   const char* reason = ERR_reason_error_string(code);
   std::string text = reason != nullptr ? reason : code != 0 ? "error " + std::to_string(code) : "the connection ended";

@@ -6,7 +6,7 @@ from pathlib import Path
 import docs_examples
 import pytest
 
-PAGES = {"install": 2, "workers": 17, "limits": 4, "machines": 7, "python-api": 8}
+PAGES = {"install": 2, "workers": 17, "limits": 4, "machines": 9, "python-api": 8}
 
 
 @pytest.mark.parametrize("page", PAGES)

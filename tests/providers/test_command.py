@@ -1,6 +1,5 @@
 """The torch-remote command: workers, scripts on machines, metrics, and output for people and for programs."""
 
-import contextlib
 import json
 import os
 import re
@@ -16,60 +15,11 @@ from pathlib import Path
 import pytest
 import sshd as sshd_module
 import torch
+from command_client import client, ok
 from python_processes import Python, run_python
 
 from torch_remote_cli import metrics, state, status_file
-
-CLIENT = """
-import sys, torch, torch_remote
-x = torch.arange(4.0, device="remote")
-x.sum().item()
-print("ready", flush=True)
-sys.stdin.readline()
-assert x.sum().item() == 6
-"""
-
-
-@pytest.fixture
-def environment(tmp_path, remote):
-    path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
-    return {**os.environ, "PYTHONPATH": path, "XDG_RUNTIME_DIR": str(tmp_path), "NO_COLOR": "1", "COLUMNS": "200"}
-
-
-@pytest.fixture
-def command(environment, tmp_path):
-    """command("worker", "status") -> (exit status, standard output, standard error)."""
-
-    def run(*arguments, **variables):
-        result = subprocess.run(
-            [sys.executable, "-m", "torch_remote_cli", *map(str, arguments)],
-            env={**environment, **variables}, capture_output=True, text=True, timeout=120, cwd=tmp_path,
-        )  # fmt: skip
-        return result.returncode, result.stdout, result.stderr
-
-    yield run
-    run("worker", "stop", "--all")
-    left = [path for path in (tmp_path / "torch-remote").glob("workers/*") if path.suffix != ".log"]
-    assert not left, left
-
-
-def ok(result):
-    status, output, errors = result
-    assert status == 0, output + errors
-    return output
-
-
-@contextlib.contextmanager
-def client(environment, url, **variables):
-    with Python(
-        [sys.executable, "-c", CLIENT], env={**environment, "TORCH_REMOTE_WORKER": url, **variables},
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        assert process.stdout.readline() == "ready\n"
-        yield process
-        process.stdin.write("\n")
-        process.stdin.flush()
-        assert process.wait(60) == 0
+from torch_remote_cli.exit_status import describe
 
 
 def get(url):
@@ -98,7 +48,8 @@ def test_a_worker_from_its_beginning_to_its_end(command, environment, tmp_path):
         assert session["messages"] > 0 and session["bytes_in"] > 0 and session["bytes_out"] > 0
         assert session["memory_bytes"] > 1 << 20 and session["client"].startswith("127.0.0.1:")
         text = ok(command("worker", "status"))
-        assert f"mine: {entry['url']}" in text and "1 sessions now" in text and session["client"] in text
+        assert f"mine: {entry['url']}" in text and session["client"] in text
+        assert "1 sessions now (3 at most), " in text and seen["sessions_limit"] == 3
         assert "limits: 3 at once (--max-sessions), " in text and "confined: no new privileges, " in text
         assert entry["confined"].startswith("no new privileges, ") and "MiB for the tensors of each" in entry["limits"]
         status, body = get(entry["metrics"] + "/metrics")
@@ -111,6 +62,7 @@ def test_a_worker_from_its_beginning_to_its_end(command, environment, tmp_path):
         look = json.loads(ok(command("top", "--json", "-n", "1", "-d", "0.2")).splitlines()[0])
         (worker,) = look["workers"]
         assert worker["name"] == "mine" and worker["sessions"][0]["process"] == session["process"]
+        assert worker["sessions_limit"] == 3
         assert 0 <= worker["sessions"][0]["busy_share"] <= 1
         assert session["client"] in ok(command("top", "-n", "1", "-d", "0.1"))
     lines = [json.loads(line) for line in ok(command("worker", "logs", "mine", "-n", "1000")).splitlines()]
@@ -125,6 +77,19 @@ def test_a_worker_from_its_beginning_to_its_end(command, environment, tmp_path):
         get(entry["metrics"] + "/healthz")
     assert json.loads(ok(command("worker", "status", "--json"))) == []
     assert "stopping" in ok(command("worker", "logs", "mine", "-n", "1"))
+
+
+def test_a_worker_without_a_limit_of_sessions_says_so(command):
+    entry = json.loads(
+        ok(command("worker", "serve", "--background", "--max-sessions", "0", "--metrics", "0", "--json"))
+    )
+    (seen,) = json.loads(ok(command("worker", "status", "--json")))
+    assert seen["sessions_limit"] == "no limit"
+    assert "0 sessions now (no limit), 0 so far" in ok(command("worker", "status"))
+    (worker,) = json.loads(ok(command("top", "--json", "-n", "1", "-d", "0.05")))["workers"]
+    assert worker["sessions_limit"] == "no limit"
+    assert "0 sessions, no limit" in ok(command("top", "-n", "1", "-d", "0.05"))
+    assert "\ntorch_remote_sessions_limit +Inf\n" in get(entry["metrics"] + "/metrics")[1]
 
 
 BUSY = """
@@ -226,6 +191,15 @@ def test_a_listener_does_not_outlive_who_looks_after_it(environment):
             "--device: 'gpu' is not a device; there are cpu, cuda:0",
         ),
         (["worker", "serve", "--memory-limit", "lots"], "--memory-limit: lots"),
+        (["worker", "serve", "--memory-limit=-5"], "--memory-limit -5: write 8G, 500M, or 0 for no limit"),
+        (["worker", "serve", "--client-ca", "ca.pem"], "--client-ca needs TLS (--tls-cert FILE --tls-key FILE)"),
+        (["worker", "serve", "--allow-python", "--python", "python0"], "--python python0: there is no such program"),
+        (["worker", "serve", "--lease", "nan"], "--lease nan: give seconds, more than 0"),
+        (["worker", "serve", "--background", "--lease", "100000"], "--lease: Value 100000"),
+        (["worker", "serve", "--idle-timeout=-1"], "--idle-timeout -1: give seconds, more than 0"),
+        (["worker", "serve", "--threads", "many"], "'--threads'"),
+        (["worker", "serve", "--background", "--threads=-1"], "'--threads'"),
+        (["worker", "serve", "--fast"], "No such option: --fast"),
         (["worker", "serve", "--background", "--memory-limit", "lots"], "--memory-limit: lots"),
         (["worker", "serve", "--allow-user", "root"], "--allow-user needs a Unix socket"),
         (["worker", "serve", "--session-user", "no such user"], "there is no user 'no such user'"),
@@ -247,6 +221,45 @@ def test_what_is_wrong_is_said(command, arguments, message):
     assert "Traceback" not in errors
 
 
+def test_a_worker_that_ends_before_it_listens_says_why(command, tmp_path):
+    program = tmp_path / "worker"
+    for source, message in (
+        ("kill -SEGV $$", "the worker was killed by signal 11 (Segmentation fault) before it listened"),
+        ("exit 3", "the worker exited with status 3 before it listened"),
+        ("echo 'remote: one' >&2; echo two >&2; exit 1", "remote: one\ntwo\n"),
+    ):
+        program.write_text(f"#!/bin/sh\n{source}\n")
+        program.chmod(0o755)
+        for background in ([], ["--background"]):
+            status, _, errors = command("worker", "serve", *background, TORCH_REMOTE_WORKER_BINARY=str(program))
+            assert status == 1 and message in errors, errors
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (0, "exited with status 0"),
+        (1, "exited with status 1"),
+        (255, "exited with status 255"),
+        (137, "exited with status 137 (signal 9, Killed)"),
+        (-9, "was killed by signal 9 (Killed)"),
+        (-11, "was killed by signal 11 (Segmentation fault)"),
+    ],
+)
+def test_exit_statuses_have_the_names_of_signals(status, text):
+    assert describe(status) == text
+
+
+def test_the_log_names_the_signal_that_ended_a_listener(command):
+    entry = json.loads(ok(command("worker", "serve", "--background", "--name", "mine", "--json")))
+    os.kill(entry["listener"], signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while state.process_began(entry["process"]) is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert "the listener was killed by signal 9 (Killed)" in ok(command("worker", "logs", "mine", "-n", "1"))
+
+
 SCRIPT = """
 import sys, torch
 x = torch.ones(3, device="remote") + torch.ones(3, device=f"remote:{torch.remote.device_count() - 1}").to("remote")
@@ -266,6 +279,47 @@ def test_run_on_machines(command, tmp_path):
     assert " over tcp" in ok(command("run", "--on", entry["url"], "script.py"))
     (tmp_path / "bad.py").write_text("raise SystemExit(7)")
     assert command("run", "bad.py")[0] == 7
+
+
+def test_run_takes_options_in_the_url(command, tmp_path):
+    (tmp_path / "script.py").write_text("import torch; print(torch.ones(2, device='remote').sum().item())")
+    for arguments in (["local?threads=1"], ["local?threads=1", "--memory-limit", "1G"], ["local://?threads=1"]):
+        assert ok(command("run", "--on", *arguments, "script.py")) == "2.0\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["locl?threads=1"], "there is no provider 'locl'; did you mean 'local'?"),
+        (["gopher://there"], "there is no provider 'gopher'"),
+        (["somewhere"], "there is no provider 'somewhere'"),
+        (["local?thread=1"], "provider 'local' has no option 'thread'; did you mean 'threads'?"),
+        (["local?threads=x"], "threads='x' must be an integer from 1 to 4096"),
+        (["local?threads=1", "--threads", "2"], "threads is given twice"),
+        (["local", "--memory-limit", "lots"], "'lots' is not a number of bytes; write 8G, 500M or 1000000"),
+        (["local", "--idle-timeout", "0"], "idle_timeout='0.0' is not a time"),
+        (["local", "--gpu", "A1000"], "there is no GPU called 'A1000'; did you mean 'A100'?"),
+        (["modal", "--gpu", "V100"], "Modal has no NVIDIA GPU of kind V100"),
+        (["ssh"], "provider 'ssh' needs the host"),
+        (["ssh://[::1"], "is not the URL of a machine"),
+        (["tcp://127.0.0.1:1", "--threads", "2"], "runs already, so threads=2 cannot be chosen here"),
+        (["unix:///w.sock", "--threads", "2"], "--threads is for a machine that is started"),
+        (["inproc", "--memory-limit", "1G"], "--memory-limit is for a machine that is started"),
+    ],
+)
+def test_run_checks_the_machine_before_it_starts_the_script(command, tmp_path, arguments, message):
+    (tmp_path / "script.py").write_text("open('started', 'w')")
+    status, _, errors = command("run", "--on", *arguments, "script.py")
+    assert status == 2 and message in errors and "Traceback" not in errors, errors
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="there is a GPU")
+def test_run_checks_the_gpus_of_this_machine_before_it_starts_the_script(command, tmp_path):
+    (tmp_path / "script.py").write_text("open('started', 'w')")
+    status, _, errors = command("run", "--gpu", "any", "script.py")
+    assert status == 2 and "this machine has no NVIDIA GPU, but the machine needs 1 GPU" in errors
+    assert not (tmp_path / "started").exists()
 
 
 def test_run_over_ssh(command, tmp_path):
@@ -299,34 +353,6 @@ def test_entries_of_killed_processes_go(command, environment):
         assert not stale.exists() and file.exists()
 
 
-def test_doctor(command):
-    found = json.loads(ok(command("doctor", "--json")))
-    by_name = {check["check"]: check for check in found["checks"]}
-    assert found["failed"] == 0 and {"system", "installation", "torch", "GPU", "sandbox", "device"} <= set(by_name)
-    assert "no core files" in by_name["sandbox"]["found"]
-    assert "round trip" in by_name["device"]["found"] and by_name["device"]["state"] == "ok"
-    status, output, _ = command("doctor", TORCH_REMOTE_WORKER="unix:///nowhere/w.sock")
-    assert status == 1 and "no worker at unix:///nowhere/w.sock" in output
-    assert "-> " in output and "torch-remote-worker --listen" in output
-    status, output, _ = command("doctor", "--on", "tcp://127.0.0.1:1")
-    assert status == 1 and "127.0.0.1:1" in output and "Traceback" not in output
-    status, output, _ = command("doctor", "--quick", TORCH_REMOTE_TOKEN_FILE="/nowhere", TORCH_REMOTE_TOKEN="hush hush")
-    assert status == 1 and "correct TORCH_REMOTE_TOKEN_FILE" in output and "hush" not in output
-
-
-def test_bench(command):
-    found = json.loads(ok(command("bench", "--on", "local", "--seconds", "0.02", "--json")))
-    figures = {key: value for key, value in found.items() if key != "worker"}
-    assert len(figures) == 6 and all(value > 0 for value in figures.values()), found
-    assert "round trip" in ok(command("bench", "--seconds", "0.02"))
-
-
-def test_bench_says_why_a_machine_cannot_be_used(command):
-    status, _, errors = command("bench", "--on", "tcp://127.0.0.1:1")
-    assert status == 1 and "127.0.0.1:1" in errors
-    assert "Traceback" not in errors and "<string>" not in errors, errors
-
-
 def test_help_loads_no_torch(command, environment):
     for arguments in ([], ["worker"], ["worker", "serve"], ["run"], ["top"], ["doctor"], ["bench"], ["machines"]):
         assert "Usage: torch-remote" in ok(command(*arguments, "--help"))
@@ -357,10 +383,11 @@ def test_the_state_folder_is_the_users_alone(tmp_path, monkeypatch):
 def test_metrics_are_prometheus_text():
     session = status_file.Session(12, 1, 3, 4, 5, 0.5, 0.25, "127.0.0.1:1")
     text = metrics.text(status_file.Counts(1, 0, 7, 1, 2, 3, 4, 5, 1.5, [session]), "0.1")
+    assert "\ntorch_remote_sessions_limit +Inf\n" in text
     for line in text.splitlines():
-        assert re.fullmatch(r'# (HELP|TYPE) torch_remote_\w+ .+|torch_remote_\w+(\{\w+="[^"]*"\})? [-+.e\d]+', line), (
-            line
-        )
+        assert re.fullmatch(
+            r'# (HELP|TYPE) torch_remote_\w+ .+|torch_remote_\w+(\{\w+="[^"]*"\})? ([-+.e\d]+|\+Inf)', line
+        ), line
     assert (
         "torch_remote_busy_seconds_total 1.5" in text and 'torch_remote_session_idle_seconds{process="12"} 0.25' in text
     )

@@ -214,7 +214,7 @@ def test_clusters_without_room_or_image(place, cluster):
 
 def test_a_worker_that_cannot_start_says_why(place, cluster):
     template = {"spec": {"containers": [{"image": "x", "env": [{"name": "TORCH_REMOTE_SYNC", "value": "perhaps"}]}]}}
-    with pytest.raises(MachineError, match=r"ended: Error, exit status 1: .*TORCH_REMOTE_SYNC"):
+    with pytest.raises(MachineError, match=r"ended: Error, exited with status 1: .*TORCH_REMOTE_SYNC"):
         place.machine(template=template).start()
     assert cluster.jobs == {}
 

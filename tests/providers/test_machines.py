@@ -11,6 +11,7 @@ import torch
 from torch_remote import MachineError, RemoteMachine
 from torch_remote.providers import gpus, local
 from torch_remote.providers.machine import bytes_of
+from torch_remote.providers.url import is_url, provider_of, read_url
 from torch_remote_cli.state import process_began
 
 
@@ -109,6 +110,40 @@ def test_providers_that_there_are_not(remote):
         RemoteMachine("tcp").start()
     with pytest.raises(MachineError, match="not a host for ssh"):
         RemoteMachine("ssh", host="-oProxyCommand=touch/tmp/x").start()
+
+
+@pytest.mark.parametrize(
+    ("url", "provider", "arguments"),
+    [
+        ("local", "local", {}),
+        ("local://", "local", {}),
+        ("local?threads=1", "local", {"threads": "1"}),
+        ("local://?threads=1&gpu_count=2", "local", {"threads": "1", "gpu_count": "2"}),
+        ("ssh://user@host:22?gpu=A100", "ssh", {"host": "user@host:22", "gpu": "A100"}),
+        ("ssh?host=user@host", "ssh", {"host": "user@host"}),
+        ("ssh://host?ssh=ssh+-i+a%3A%2F%2Fb", "ssh", {"host": "host", "ssh": "ssh -i a://b"}),
+        ("tls://[::1]:4500?token_file=/t", "tls", {"address": "[::1]:4500", "token_file": "/t"}),
+        ("kubernetes://a/b", "kubernetes", {"context": "a/b"}),
+    ],
+)
+def test_urls_of_machines(url, provider, arguments):
+    assert read_url(url, {}) == (provider, arguments) and provider_of(url) == provider
+    assert is_url(url) == (url != "local")
+
+
+def test_a_machine_is_checked_without_being_started(tmp_path):
+    RemoteMachine("local?threads=1").check()
+    RemoteMachine("ssh://user@host").check()
+    RemoteMachine("tcp://127.0.0.1:1").check()
+    for url, message in (
+        ("ssh://-oProxyCommand=x", "not a host for ssh"),
+        ("ssh://host?allow_files=a b", "is not a folder"),
+        ("tcp://127.0.0.1:1?memory_limit=1G", "runs already, so memory_limit="),
+        (f"tls://host:1?token_file={tmp_path}/none", "cannot read the token file"),
+        ("modal://?gpu=T4&lifetime=0", "is not a number of seconds"),
+    ):
+        with pytest.raises(MachineError, match=message):
+            RemoteMachine(url).check()
 
 
 THEIRS = """
@@ -251,8 +286,8 @@ print(os.getpid())
 
 
 def test_the_environment_names_machines(script, remote):
-    name = "local://?threads=1&gpu_count=2"
-    script(NAMED, TORCH_REMOTE_WORKER=f"local,{name},{name}")
+    for name in ("local://?threads=1&gpu_count=2", "local?threads=1&gpu_count=2"):
+        script(NAMED, TORCH_REMOTE_WORKER=f"local,{name},{name}")
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_a_sandbox_that_ends(place):
             deadline = time.monotonic() + 20
             while time.monotonic() < deadline:
                 (x + 1).cpu()
-        assert machine.status().detail.endswith("ended with status -9")
+        assert machine.status().detail.endswith("was killed by signal 9 (Killed)")
 
 
 def test_a_worker_that_cannot_start_says_why(place, monkeypatch):
@@ -93,7 +93,7 @@ def test_a_worker_that_cannot_start_says_why(place, monkeypatch):
     with pytest.raises(MachineError, match=r"cannot|ended"):
         place.machine().start()
     monkeypatch.setattr("torch_remote.providers.modal._SCRIPT", "echo no such thing; exit 3 # tcp://0.0.0.0:4500")
-    with pytest.raises(MachineError, match="sandbox ended with status 3: no such thing"):
+    with pytest.raises(MachineError, match="sandbox exited with status 3: no such thing"):
         place.machine().start()
 
 

@@ -104,6 +104,7 @@ def test_a_token_opens_a_worker_and_nothing_else_does(script, worker, files):
     assert "the token is not that of the worker at" in wrong and "--token-file" in wrong
     log = process.log.read_text()
     assert "its proof is wrong" in log and TOKEN not in log
+    assert re.search(r"127\.0\.0\.1:\d+ is refused: it has no token$", log, re.MULTILINE), log
     assert TOKEN not in Path(f"/proc/{process.pid}/cmdline").read_text()
     # A worker without a token cannot prove that it knows it.
     url, _ = worker()
@@ -153,6 +154,8 @@ def test_what_other_machines_reach_needs_a_token(worker, files):
         time.sleep(0.01)
     assert "listening on" in process.log.read_text()
     assert "--tls-cert FILE --tls-key FILE" in worker(url="tls://127.0.0.1:0", check=False)
+    no_key = ["--tls-cert", files / "worker.pem", "--tls-key", files / "none"]
+    assert "(No such file or directory)" in worker(*no_key, url="tls://127.0.0.1:0", check=False)
 
 
 def test_the_listener_loads_nothing_that_sessions_need(script, worker):

@@ -493,7 +493,8 @@ bool Listener::read_client_hello(Incoming& incoming) {
 void Listener::answer(int client, ServerHello::Code code, const std::string& text) {
   const std::string bytes = remote::encode_server_hello(code, text);
   (void)!send(client, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  spdlog::info("{} is refused ({})", remote::peer_of(client), static_cast<int>(code));
+  spdlog::info("{} is refused: {}{}{}", remote::peer_of(client), remote::refusal_reason(code), text.empty() ? "" : ": ",
+               text);
   shutdown(client, SHUT_WR);
   char rest[256];  // Unread data would reset the connection and discard the answer.
   while (recv(client, rest, sizeof(rest), MSG_DONTWAIT) > 0) {

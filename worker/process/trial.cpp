@@ -90,7 +90,7 @@ Status run_trial(const ListenOptions& options, const ServerOptions& server, Tria
   }
   if (WIFSIGNALED(ended)) {
     return Status::internal(std::string("remote: the process that loads the plugin was killed by signal ") +
-                            std::to_string(WTERMSIG(ended)));
+                            std::to_string(WTERMSIG(ended)) + " (" + strsignal(WTERMSIG(ended)) + ")");
   }
   if (!message.starts_with('\n')) return {ErrorCode::kUnsupported, message};
   std::istringstream lines(message);

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from http.client import responses
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -42,6 +43,7 @@ from torch_remote.providers.provider import (
     Provider,
     ProviderStatus,
 )
+from torch_remote_cli.exit_status import describe
 
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _PRODUCT = "nvidia.com/gpu.product"  # label that NVIDIA's GPU feature discovery gives a node: "NVIDIA-A100-SXM4-80GB"
@@ -145,7 +147,7 @@ class _Api:
         hint = {401: "; log in again", 403: "; request that permission, or use another namespace="}.get(
             answer.status, ""
         )
-        raise _ApiError(f"remote: Kubernetes ({self.name}): {said or answer.status}{hint}", answer.status)
+        raise _ApiError(f"remote: Kubernetes ({self.name}): {said or _status_text(answer.status)}{hint}", answer.status)
 
     def get(self, path: str, **query: Any) -> Any:
         return json.loads(self.call("GET", path, **query))
@@ -465,13 +467,18 @@ def _unschedulable(pod: Mapping[str, Any]) -> str:
     return ""
 
 
+def _status_text(status: int) -> str:
+    """For example "503 Service Unavailable"."""
+    return f"{status} {responses.get(status, '')}".strip()
+
+
 def _end_of(pod: Mapping[str, Any]) -> str:
-    """For example "Evicted: the node was low on memory", "OOMKilled, exit status 137"."""
+    """For example "Evicted: the node was low on memory", "OOMKilled, exited with status 137 (signal 9, Killed)"."""
     status = pod["status"]
     if status.get("reason"):
         return f"{status['reason']}: {status.get('message', '')}"
     for container in status.get("containerStatuses", []):
         ended = container.get("state", {}).get("terminated")
         if ended is not None:
-            return f"{ended.get('reason', 'Error')}, exit status {ended['exitCode']}"
+            return f"{ended.get('reason', 'Error')}, {describe(ended['exitCode'])}"
     return str(status.get("phase"))

@@ -87,6 +87,12 @@ class Local(Provider):
         self._log = Log()
         self._paused = False
 
+    @classmethod
+    def check(cls, spec: MachineSpec) -> None:
+        worker_arguments(spec, None)
+        if spec.gpu:
+            gpus.choose(spec.gpu, spec.gpu_count, gpus_here(), "this machine")
+
     def start(self, spec: MachineSpec) -> Endpoint:
         self._spec = spec
         self._binary = os.environ.get("TORCH_REMOTE_WORKER_BINARY") or str(_package / "bin/torch-remote-worker")

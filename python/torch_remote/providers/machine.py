@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import re
 import secrets
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 import torch
 
 from torch_remote import _C
 from torch_remote.providers import gpus, records, registry, watch
 from torch_remote.providers.provider import Endpoint, MachineError, MachineSpec, Provider, find_provider
+from torch_remote.providers.url import is_url, read_url
 
 _log = logging.getLogger("torch_remote.machines")
 
 _TO_END = 0.5  # seconds: a connection ends a moment before its process
+_OPTIONS = ("gpu", "gpu_count", "threads", "memory_limit", "idle_timeout", "name")  # of all providers
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -104,7 +105,7 @@ class RemoteMachine:
 
     Args:
         provider: what starts the machine ("local", "ssh", "tcp", "tls", "ray", "kubernetes", "modal", or a provider of
-            another package), or a URL: "ssh://user@host?gpu=A100".
+            another package), or a URL: "ssh://user@host?gpu=A100", "local?threads=1".
         gpu: the GPU that each device must be ("A100", "H100-80GB", "any"); with a count "A100:2". None: CPUs.
         gpu_count: the number of devices; without `gpu`, the number of workers on the CPU.
         threads: threads per worker; None: torch's default there.
@@ -137,7 +138,7 @@ class RemoteMachine:
             "gpu": gpu, "gpu_count": gpu_count, "threads": threads, "memory_limit": memory_limit,
             "idle_timeout": idle_timeout, "name": name, **options,
         }  # fmt: skip
-        if "://" in provider:
+        if is_url(provider):
             provider, given = read_url(provider, given)
         self._kind = find_provider(provider)
         count = _count("gpu_count", given.pop("gpu_count"), 16)
@@ -150,8 +151,12 @@ class RemoteMachine:
         options = {key: value for key, value in given.items() if value is not None}
         for option in options:
             if option not in self._kind.options:
-                known = ", ".join(self._kind.options) or "none"
-                raise MachineError(f"remote: provider {provider!r} has no option {option!r}; it has {known}")
+                known = [*_OPTIONS, *self._kind.options]
+                near = difflib.get_close_matches(option, known, n=1)
+                guess = f"did you mean {near[0]!r}? " if near else ""
+                raise MachineError(
+                    f"remote: provider {provider!r} has no option {option!r}; {guess}Known are {', '.join(known)}"
+                )
         self.spec = MachineSpec(
             id=f"m-{secrets.token_hex(4)}",
             provider=provider,
@@ -185,6 +190,11 @@ class RemoteMachine:
         return f"<RemoteMachine {self.id} {self.name} {self._state}>"
 
     # -- life
+
+    def check(self) -> None:
+        """Raises MachineError if the machine cannot be started with these options. Starts nothing and contacts
+        nothing."""
+        self._kind.check(self.spec)
 
     def start(self) -> RemoteMachine:
         """Starts the machine and connects its devices; does nothing if it runs. Ctrl-C interrupts the start and undoes
@@ -435,25 +445,6 @@ class RemoteMachine:
 
     def device_indices(self) -> list[int]:
         return list(self._devices)
-
-
-def read_url(url: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Parses "ssh://user@host:22?gpu=A100&threads=2": returns the provider, and `given` with the URL's arguments."""
-    parts = urlsplit(url)
-    kind = find_provider(parts.scheme)
-    arguments = dict(given)
-    address = unquote(parts.netloc + parts.path)
-    if address:
-        if kind.address is None:
-            raise MachineError(
-                f"remote: provider {parts.scheme!r} has no address; write {parts.scheme + '://'!r}, not {url!r}"
-            )
-        arguments[kind.address] = address
-    for key, value in parse_qsl(parts.query, keep_blank_values=True):
-        if arguments.get(key) not in (None, 1 if key == "gpu_count" else None):
-            raise MachineError(f"remote: {key} is given twice, in {url!r} and as an argument")
-        arguments[key] = value
-    return parts.scheme, arguments
 
 
 def add_machine(machine: str | RemoteMachine, **arguments: Any) -> torch.device:

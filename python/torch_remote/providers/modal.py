@@ -24,6 +24,7 @@ from torch_remote.providers import bundle
 from torch_remote.providers.forward import Forwarder, RemoteSocket
 from torch_remote.providers.local import ALLOWANCES, allowances, worker_arguments
 from torch_remote.providers.provider import Endpoint, Leftover, MachineError, MachineSpec, Provider, ProviderStatus
+from torch_remote_cli.exit_status import describe
 
 _PORT = 4500
 _FOLDER = "/opt/torch-remote"
@@ -124,13 +125,17 @@ class Modal(Provider):
         self._kept = ""
         self._app: Any = None
 
+    @classmethod
+    def check(cls, spec: MachineSpec) -> None:
+        if spec.gpu is not None and spec.gpu not in _GPUS:
+            raise MachineError(f"remote: Modal has no NVIDIA GPU of kind {spec.gpu}; it has {', '.join(_GPUS)}")
+        _whole(spec.options, "lifetime", _MOST_LIFETIME, _MOST_LIFETIME)
+        _whole(spec.options, "orphan_after", 300, _MOST_LIFETIME)
+
     def start(self, spec: MachineSpec) -> Endpoint:
+        self.check(spec)
         self._spec = spec
-        self._gpu = None
-        if spec.gpu is not None:
-            self._gpu = _GPUS.get(spec.gpu)
-            if self._gpu is None:
-                raise MachineError(f"remote: Modal has no NVIDIA GPU of kind {spec.gpu}; it has {', '.join(_GPUS)}")
+        self._gpu = None if spec.gpu is None else _GPUS[spec.gpu]
         self._token = secrets.token_hex(32)
         self._lifetime = _whole(spec.options, "lifetime", _MOST_LIFETIME, _MOST_LIFETIME)
         self._orphan = _whole(spec.options, "orphan_after", 300, _MOST_LIFETIME)
@@ -194,7 +199,7 @@ class Modal(Provider):
                 status = one.sandbox.poll()
                 if status is not None:
                     last = "; ".join(one.text().strip().splitlines()[-3:])
-                    raise MachineError(f"remote: the worker in Modal's sandbox ended with status {status}: {last}")
+                    raise MachineError(f"remote: the worker in Modal's sandbox {describe(status)}: {last}")
                 if time.monotonic() > deadline:
                     raise MachineError(
                         f"remote: Modal started no worker in {_TO_START:.0f} s; modal.com shows why, or request less"
@@ -242,7 +247,7 @@ class Modal(Provider):
                 ends = [one.sandbox.poll() for one in sandboxes]
             except self._modal.Error as error:
                 return ProviderStatus("running", f"unknown: {error}")
-            ended = [f"sandbox {i} ended with status {status}" for i, status in enumerate(ends) if status is not None]
+            ended = [f"sandbox {i} {describe(status)}" for i, status in enumerate(ends) if status is not None]
             names = ", ".join(one.sandbox.object_id for one in sandboxes)
             known = ProviderStatus("lost" if ended else "running", "; ".join(ended) or names)
             self._looked = (time.monotonic(), known)

@@ -21,21 +21,26 @@ class Tcp(Provider):
         self._url = ""
         self._running = False
 
-    def start(self, spec: MachineSpec) -> Endpoint:
+    @classmethod
+    def check(cls, spec: MachineSpec) -> None:
         address = spec.options.get("address")
         if not address:
             raise MachineError(
-                f"remote: provider {self.scheme!r} needs the worker's address: RemoteMachine({self.scheme!r}, "
+                f"remote: provider {cls.scheme!r} needs the worker's address: RemoteMachine({cls.scheme!r}, "
                 "address='HOST:PORT')"
             )
         for name, value in (("gpu", spec.gpu), ("threads", spec.threads), ("memory_limit", spec.memory_limit)):
             if value is not None:
                 flag = {"gpu": "device"}.get(name, name.replace("_", "-"))
                 raise MachineError(
-                    f"remote: the worker at {self.scheme}://{address} runs already, so {name}={value!r} cannot be "
+                    f"remote: the worker at {cls.scheme}://{address} runs already, so {name}={value!r} cannot be "
                     f"chosen here; it is started with --{flag}"
                 )
-        self._url = f"{self.scheme}://{address}"
+        _token(spec.options.get("token_file"))
+
+    def start(self, spec: MachineSpec) -> Endpoint:
+        self.check(spec)
+        self._url = f"{self.scheme}://{spec.options['address']}"
         endpoint = Endpoint(
             self._url,
             token=_token(spec.options.get("token_file")),

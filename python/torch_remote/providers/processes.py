@@ -11,6 +11,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import IO
 
+from torch_remote_cli.exit_status import describe
+
 _LOG_KEPT = 64 << 10
 _AFTER_CLOSE_SESSION = 5.0  # seconds; a session that ends frees memory
 _AFTER_TERMINATE = 2.0
@@ -81,11 +83,7 @@ class ChildProcess:
     def end(self) -> str | None:
         """How the process ended, or None if it runs."""
         status = self.process.poll()
-        if status is None:
-            return None
-        if status < 0:
-            return f"{self.what} was killed by signal {-status} ({signal.strsignal(-status)})"
-        return f"{self.what} exited with status {status}"
+        return None if status is None else f"{self.what} {describe(status)}"
 
     def signal(self, number: int) -> None:
         if self.process.poll() is None:

@@ -91,6 +91,11 @@ class Provider(ABC):
     address: ClassVar[str | None] = None  # the option that gets the part of a URL after "://"
     can_pause: ClassVar[bool] = False
 
+    @classmethod  # noqa: B027 (some providers can check nothing)
+    def check(cls, spec: MachineSpec) -> None:
+        """Raises MachineError if no machine could be started with these options. Starts nothing and contacts nothing.
+        `start` does not rely on an earlier call."""
+
     @abstractmethod
     def start(self, spec: MachineSpec) -> Endpoint:
         """Starts the machine. If it raises, nothing that it started remains."""

@@ -18,6 +18,7 @@ from typing import Any
 from torch_remote.providers import gpus
 from torch_remote.providers.local import ALLOWANCES, allowances
 from torch_remote.providers.provider import Endpoint, MachineError, MachineSpec, Provider, ProviderStatus
+from torch_remote_cli.exit_status import describe
 
 _TO_ANSWER = 60.0  # seconds, for a running actor
 _STEP = 0.2
@@ -79,7 +80,7 @@ class _Worker:
     def ended(self) -> str:
         """How the worker ended, or an empty string."""
         status = self._process.poll()
-        return "" if status is None else f"the listener on {self._host} ended with status {status}"
+        return "" if status is None else f"the listener on {self._host} {describe(status)}"
 
     def logs(self) -> str:
         size = os.fstat(self._log.fileno()).st_size

@@ -10,6 +10,7 @@ import torch
 from torch_remote import _C
 from torch_remote.providers.handle import Machine
 from torch_remote.providers.provider import Endpoint, MachineError, provider_names
+from torch_remote.providers.url import is_url, provider_of
 
 make: Callable[[str], Machine] | None = None  # makes a RemoteMachine from a URL
 
@@ -34,7 +35,7 @@ def is_own(device: int) -> bool:
         machine = _owners.get(device)
     if machine is not None:
         return machine.spec.provider == "local"
-    return _C.worker_names()[device].partition("://")[0] in ("local", "inproc")  # it may not have started yet
+    return provider_of(_C.worker_names()[device]) in ("local", "inproc")  # it may not have started yet
 
 
 def check_may_start() -> None:
@@ -120,9 +121,9 @@ def connect(device: int, name: str) -> Endpoint:
 
 def _start_named(device: int, name: str) -> Machine:
     check_may_start()
-    scheme, separator, _ = name.partition("://")
-    if not separator or scheme not in provider_names():
-        missing = f": there is no provider {scheme!r}" if separator else ""
+    provider = provider_of(name)
+    if provider not in provider_names():
+        missing = f": there is no provider {provider!r}" if is_url(name) else ""
         raise MachineError(
             f"remote: '{name}' is not a worker (TORCH_REMOTE_WORKER){missing}; use 'local' (the default), 'inproc', "
             "'unix://path', 'tcp://host:port', 'tls://host:port', or a machine: 'ssh://user@host' "

@@ -49,10 +49,17 @@ class Ssh(Provider):
         self._logs = Log()
         self._torch_lib = ""
 
-    def start(self, spec: MachineSpec) -> Endpoint:
+    @classmethod
+    def check(cls, spec: MachineSpec) -> None:
         host = spec.options.get("host")
         if not host:
             raise MachineError("remote: provider 'ssh' needs the host: RemoteMachine('ssh', host='user@host')")
+        _split(str(host))
+        worker_arguments(spec, None)
+
+    def start(self, spec: MachineSpec) -> Endpoint:
+        self.check(spec)
+        host = spec.options["host"]
         self._spec = spec
         self._destination, self._port = _split(str(host))
         self.name = f"ssh://{host}"
