@@ -177,7 +177,7 @@ TEST_F(UnixTransportTest, AnotherProtocolVersionIsNamed) {
   Bytes bytes = frame_of({1, 2});
   bytes[4] = 9;
   write(bytes);
-  expect_refused("speaks protocol version 9, this one 1");
+  expect_refused("speaks protocol version 9, this one 2");
 }
 
 TEST_F(UnixTransportTest, AnImpossibleLengthIsRefusedBeforeAnyMemoryIsTaken) {
