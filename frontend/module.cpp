@@ -340,6 +340,7 @@ PYBIND11_MODULE(_C, module) {
   namespace f = torch_remote::frontend;
   using torch::wrap_pybind_function;
   module.def("initialize", wrap_pybind_function(f::initialize));
+  module.def("label_file", wrap_pybind_function(f::label_file));
   module.def("stats", wrap_pybind_function(f::stats));
   module.def("reset_stats", wrap_pybind_function(f::reset_stats));
   module.def("copy_paths", wrap_pybind_function([] {

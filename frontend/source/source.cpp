@@ -319,7 +319,26 @@ namespace {
 
 constexpr int32_t kStackTraceText = -2;  // SourceRef::instruction: `code` is a str
 
+constexpr std::string_view kOutsideOfFunctions = "<module>";
+
+// By file. Read and written with the GIL held.
+std::unordered_map<std::string, std::string>& file_labels() {
+  static auto* labels = new std::unordered_map<std::string, std::string>;
+  return *labels;
+}
+
+// A line of code, as describe_source() says. `function` is the qualified name of a function, or kOutsideOfFunctions.
+// Requires the GIL.
+std::string location(std::string_view file, std::string_view line, std::string_view function) {
+  const auto label = file_labels().find(std::string(file));
+  std::string text = label == file_labels().end() ? std::string(file).append(":") : label->second + ", line ";
+  text.append(line);
+  if (label == file_labels().end()) return text.append(" in ").append(function);
+  return function == kOutsideOfFunctions ? text : text.append(", in ").append(function);
+}
+
 // Turns each entry '  File "train.py", line 12, in forward' into "train.py:12 in forward"; the innermost is last.
+// Requires the GIL.
 std::vector<std::string> lines_of_text(PyObject* text) {
   std::vector<std::string> lines;
   const char* utf8 = PyUnicode_AsUTF8(text);
@@ -330,9 +349,9 @@ std::vector<std::string> lines_of_text(PyObject* text) {
     const size_t file = trace.find(kFile, at), line = trace.find(kLine, file), in = trace.find(kIn, line);
     if (file == trace.npos || line == trace.npos || in == trace.npos) return lines;
     at = std::min(trace.find('\n', in), trace.size());
-    const auto part = [&](size_t from, size_t to) { return std::string(trace.substr(from, to - from)); };
-    lines.push_back(part(file + kFile.size(), line) + ":" + part(line + kLine.size(), in) + " in " +
-                    part(in + kIn.size(), at));
+    const auto part = [&](size_t from, size_t to) { return trace.substr(from, to - from); };
+    lines.push_back(
+        location(part(file + kFile.size(), line), part(line + kLine.size(), in), part(in + kIn.size(), at)));
   }
 }
 
@@ -357,14 +376,13 @@ bool is_backward(const ir::SourceRef& source) { return (source.callers & kBackwa
 
 namespace {
 
-// "train.py:12 in forward". Requires the GIL.
+// Requires the GIL.
 std::string line_of(PyCodeObject* code, int32_t instruction) {
   const char* file = PyUnicode_AsUTF8(code->co_filename);
   const char* name = PyUnicode_AsUTF8(code->co_qualname);
   PyErr_Clear();
   if (file == nullptr) return {};
-  const int line = PyCode_Addr2Line(code, instruction);
-  return std::string(file) + ":" + std::to_string(line) + " in " + (name != nullptr ? name : "?");
+  return location(file, std::to_string(PyCode_Addr2Line(code, instruction)), name != nullptr ? name : "?");
 }
 
 // The library that a file belongs to: "torch", "transformers", or "python" for the standard library; "" for user code.
@@ -446,6 +464,13 @@ std::string_view file_of(PyCodeObject* code) {
   return file != nullptr ? file : "";
 }
 
+// Whether this is the code outside of functions of a labeled file. Its callers are those who run a notebook's cells.
+// Requires the GIL.
+bool is_labeled_module(PyCodeObject* code) {
+  const char* name = PyUnicode_AsUTF8(code->co_qualname);
+  return name != nullptr && name == kOutsideOfFunctions && file_labels().contains(std::string(file_of(code)));
+}
+
 }  // namespace
 
 std::string describe_source(const ir::SourceRef& source) {
@@ -477,12 +502,12 @@ std::string describe_stack(const ir::SourceRef& source) {
     }
     while (!lines.empty() && callers_above.add(lines.back(), lines.back())) lines.pop_back();
   } else {
-    line = line_of(reinterpret_cast<PyCodeObject*>(source.code), source.instruction);
-    for (uint32_t number = source.callers & ~kBackward; number != 0;) {
-      const Callers::Frame frame = callers().frame(number);
+    Callers::Frame frame{source.callers & ~kBackward, reinterpret_cast<PyCodeObject*>(source.code)};
+    line = line_of(frame.code, source.instruction);
+    while (frame.caller != 0 && !is_labeled_module(frame.code)) {
+      frame = callers().frame(frame.caller);
       if (frame.code == nullptr || !callers_above.add(file_of(frame.code), line_of(frame.code, frame.instruction)))
         break;
-      number = frame.caller;
     }
   }
   std::string text;
@@ -501,6 +526,8 @@ std::vector<std::string> describe_sources(std::span<const ir::SourceRef> sources
   for (const ir::SourceRef& source : sources) lines.push_back(describe_source(source));
   return lines;
 }
+
+void label_file(const std::string& file, const std::string& label) { file_labels()[file] = label; }
 
 void add_library_folder(const std::string& folder) { library_folders().push_back(folder); }
 

@@ -28,18 +28,23 @@ ir::SourceRef user_line();
 // Whether the record belongs to a backward pass. Its source is then the forward op.
 bool is_backward(const ir::SourceRef& source);
 
-// "train.py:12 in forward", or "train.py:12 in forward (backward)" for a backward op; "" if nothing is known. Takes the
-// GIL.
+// "train.py:12 in forward", or "train.py:12 in forward (backward)" for a backward op; "" if nothing is known. For code
+// of a labeled file: "Cell In[4], line 2, in forward", or "Cell In[4], line 2" outside of functions. Takes the GIL.
 std::string describe_source(const ir::SourceRef& source);
 
 // For error messages: the callers, outermost first, then the source, each on its own line:
 //   called from train.py:88 in <module>
 //     3 frames of torch
 //   recorded at train.py:12 in forward
-// Consecutive library frames are only counted. Returns "" if nothing is known. Takes the GIL.
+// Consecutive library frames are only counted. The outermost caller is the code outside of functions of a labeled file,
+// if there is one. Returns "" if nothing is known. Takes the GIL.
 std::string describe_stack(const ir::SourceRef& source);
 
 std::vector<std::string> describe_sources(std::span<const ir::SourceRef> sources);
+
+// Sets how the texts above name a file: a notebook's cell is compiled under the name of a file that does not exist.
+// Requires the GIL.
+void label_file(const std::string& file, const std::string& label);
 
 // Registers a folder whose files are not user code.
 void add_library_folder(const std::string& folder);

@@ -19,6 +19,7 @@ import os
 import pickle
 import re
 import sys
+import sysconfig
 import threading
 import time
 import types
@@ -30,6 +31,7 @@ import torch
 from torch_remote import _C, enabled
 from torch_remote.errors import FunctionError
 from torch_remote.function_parts import Arguments, DamagedError, decode, dtype_name, dtype_of
+from torch_remote.integrations.ipython import is_autoreload_on
 from torch_remote.providers import registry
 
 __all__ = ["RemoteFunction", "function"]
@@ -85,6 +87,32 @@ def _pickle(function: Any, args: Any, kwargs: Any) -> tuple[bytes, list[torch.Te
             after.callback(cloudpickle.unregister_pickle_by_value, module)
         Pickler(data, protocol=pickle.DEFAULT_PROTOCOL).dump((function, args, kwargs))
     return data.getvalue(), tensors, optimizers
+
+
+_installed: set[str] = set()  # names of modules that nobody edits
+_specs: dict[str, Any] = {}  # of the other modules, at the last call; a reload replaces a module's spec
+_reload_count = 0
+_PACKAGES = ("/site-packages/", "/dist-packages/", f"{sysconfig.get_path('stdlib')}/")
+
+
+def _reloads() -> int | None:
+    """How often modules of this process were reloaded between calls, as far as is known; None: edited modules are
+    reloaded automatically (IPython's %autoreload)."""
+    global _reload_count
+    if "IPython.extensions.autoreload" in sys.modules and is_autoreload_on():
+        return None
+    for name in sys.modules.keys() - _installed:
+        spec = getattr(sys.modules.get(name), "__spec__", None)
+        known = _specs.get(name)
+        if known is spec:
+            continue
+        file = getattr(spec, "origin", None) or ""
+        if not file.endswith(".py") or any(folder in file for folder in _PACKAGES):
+            _installed.add(name)
+            continue
+        _specs[name] = spec
+        _reload_count += known is not None
+    return _reload_count
 
 
 def _with_gradients(tensors: list[torch.Tensor]) -> list[tuple[int, int]]:
@@ -283,7 +311,8 @@ class _Call:
             "python": list(sys.version_info[:2]),
             "path": [path or os.getcwd() for path in sys.path] if registry.is_own(self._device) else [],
             "packages": self._owner.packages,
-            "sources": self._owner.sources,
+            "reloads": _reloads(),
+            "sources": self._owner.sources(),
             "seed": self._seed,
             "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
             "arguments": len(arguments.here),
@@ -368,12 +397,21 @@ class RemoteFunction(Generic[_P, _R]):
         functools.update_wrapper(self, function)
         self.__wrapped__ = function
         self.packages, self.timeout = list(packages), timeout
-        self.sources: dict[str, str] = {}
-        with contextlib.suppress(OSError, TypeError):  # for the source lines of tracebacks
-            file = inspect.getsourcefile(function)
-            lines, _ = inspect.findsource(function)
-            if file is not None:
-                self.sources[file] = "".join(lines)
+        self._code: object = None
+        self._sources: dict[str, str] = {}
+        self.sources()  # the file may be edited later
+
+    def sources(self) -> dict[str, str]:
+        """The source of the function's file, by file name: for the lines of tracebacks."""
+        code = getattr(self.__wrapped__, "__code__", None)  # %autoreload replaces it
+        if self._code is None or self._code is not code:
+            self._code, self._sources = code, {}
+            with contextlib.suppress(OSError, TypeError):
+                file = inspect.getsourcefile(self.__wrapped__)
+                lines, _ = inspect.findsource(self.__wrapped__)
+                if file is not None:
+                    self._sources[file] = "".join(lines)
+        return self._sources
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         if not enabled.is_enabled():

@@ -12,6 +12,8 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
+import hashlib
+import importlib.machinery
 import importlib.metadata
 import io
 import json
@@ -25,8 +27,10 @@ import signal
 import socket
 import struct
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 _SOCKET = 3
@@ -76,6 +80,70 @@ def _check_packages(packages: list[str]) -> None:
                 f"it there: {sys.executable} -m pip install {package}",
                 name=name,
             )
+
+
+def _digest(file: str) -> bytes:
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).digest()
+    except OSError:
+        return b""
+
+
+class _UncachedLoader(importlib.machinery.SourceFileLoader):
+    """Reads the source: a .pyc file may be of an older source with the same size, written within the same second."""
+
+    def get_code(self, fullname: str) -> Any:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+class _UserModules:
+    """The imported modules that are neither installed nor Python's own. They are imported again after an edit.
+
+    This object is in sys.meta_path: it finds what the other finders find, and stores the digests of sources.
+    """
+
+    def __init__(self) -> None:
+        self._installed = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
+        self._sources: dict[str, tuple[str, bytes]] = {}  # by module: file and digest
+        self._edited: set[str] = set()
+        self._reloads: int | None = 0
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            spec = find(name, path, target) if find is not None and finder is not self else None
+            if spec is not None:
+                self._note(spec)
+                return spec
+        return None
+
+    def _note(self, spec: importlib.machinery.ModuleSpec) -> None:
+        file = spec.origin or ""
+        installed = "/site-packages/" in file or "/dist-packages/" in file or file.startswith(self._installed)
+        if file.endswith(".py") and not installed:
+            self._sources[spec.name] = (file, _digest(file))
+            if spec.name in self._edited and type(spec.loader) is importlib.machinery.SourceFileLoader:
+                spec.loader = _UncachedLoader(spec.name, file)
+
+    def forget_edited(self, reloads: int | None) -> None:
+        """Forgets all user modules if the source of one has changed, because they may have objects of each other.
+
+        reloads: how often the client has reloaded modules; None: it reloads edited modules automatically. Sources are
+        compared only after a reload: a long run is not to import files that are being edited."""
+        if reloads is not None and reloads == self._reloads:
+            return
+        self._reloads = reloads
+        edited = {name for name, (file, digest) in self._sources.items() if digest != _digest(file)}
+        if not edited:
+            return
+        self._edited |= edited
+        for name in self._sources:
+            sys.modules.pop(name, None)
+        self._sources.clear()
+        importlib.invalidate_caches()
+
+
+_user_modules = _UserModules()
 
 
 def _bytes(torch: Any, part: memoryview) -> Any:
@@ -210,6 +278,9 @@ def _load(parts: list[memoryview]) -> tuple[Any, dict[str, Any], bytes, list[Any
     _check_packages(["torch", "cloudpickle", *header["packages"]])
     import torch
 
+    if _user_modules not in sys.meta_path:
+        sys.meta_path.insert(0, _user_modules)
+    _user_modules.forget_edited(header["reloads"])
     for name, lines in header["sources"].items():
         linecache.cache[name] = (len(lines), None, lines.splitlines(True), name)
     torch.set_default_dtype(getattr(torch, header["dtype"]))

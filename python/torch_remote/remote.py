@@ -199,6 +199,10 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'torch.remote' has no attribute '{name}'{why}")
 
 
+def __dir__() -> list[str]:
+    return __all__  # completion offers no imported names
+
+
 def add_machine(machine: Any, **arguments: Any) -> torch.device:
     """Starts a machine and returns its first device. `machine` is a URL ("ssh://user@host", "tcp://host:4500"), a
     provider's name ("local") or a torch_remote.RemoteMachine; the arguments are those of RemoteMachine."""

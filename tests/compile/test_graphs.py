@@ -134,3 +134,26 @@ def test_explain(remote):
     assert "fell back to this process's CPU: nothing" in report
     with pytest.raises(ValueError, match="calls must be at least 1"):
         torch.remote.explain(function, x, calls=0)
+
+
+def test_explain_counts_the_waits_of_an_op_as_one(remote):
+    x = torch.randn(20, 30, device=remote)
+
+    def prints(x):
+        repr(x)
+        return x.sum().item()
+
+    explanation = torch.remote.explain(prints, x, calls=1)
+    printed, summed = explanation.syncs
+    assert printed.waits > 10 and printed.reason.split(", ") == ["dynamic", "item", "copy to cpu"]
+    assert printed.line != summed.line and (summed.waits, summed.reason) == (1, "item")
+    assert f" ({printed.waits} times) for 'dynamic, item, copy to cpu' at {printed.line}" in str(explanation)
+
+    def loops(x):
+        for _ in range(3):
+            x = x * 0.5
+            x.sum().item()
+
+    explanation = torch.remote.explain(loops, x)
+    assert [sync.waits for sync in explanation.syncs] == [1] * 6
+    assert [stats["round_trips"] for stats in explanation.stats] == [3, 3]  # none of the profile's own

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import torch_remote
 import torch_remote.device._absent as absent
 
 PAGE = Path("docs/python-api.md")
+SUBMODULES = ["amp", "memory", "nvtx", "random", "streams"]
 
 
 def table() -> dict[str, tuple[str, str]]:
@@ -53,7 +55,12 @@ def test_all_is_true(remote):
         assert f"`{name}" in text, f"the page does not name {name}"
 
 
-@pytest.mark.parametrize("name", ["amp", "memory", "nvtx", "random", "streams"])
+def test_completion_offers_no_imported_names(remote):
+    for module in (torch_remote, torch.remote, *(getattr(torch.remote, name) for name in SUBMODULES)):
+        assert dir(module) == sorted(module.__all__)
+
+
+@pytest.mark.parametrize("name", SUBMODULES)
 def test_submodules_can_be_imported(remote, name):
     module = importlib.import_module(f"torch.remote.{name}")
     assert module is getattr(torch.remote, name)

@@ -706,6 +706,34 @@ def test_the_process_dies_and_the_session_lives(remote, how):
     assert torch_remote.function(lambda x: x * 2)(x).tolist() == [2, 2]
 
 
+def test_reloaded_modules_are_reloaded_there(script, remote, tmp_path):
+    """Edits alone change nothing: a long run may go on while files are edited. test_notebook.py has %autoreload."""
+    result = script(
+        f"""
+        import importlib, pathlib, sys, torch, torch_remote
+        sys.path.append({str(tmp_path)!r})
+        files = [pathlib.Path({str(tmp_path)!r}, name) for name in ("inner.py", "outer.py")]
+        files[0].write_text("factor = 2\\n")
+        files[1].write_text("import inner\\ndef scale(x):\\n    return x * inner.factor\\n")
+        import inner, outer
+
+        @torch_remote.function
+        def f(x):
+            return outer.scale(x)
+
+        x = torch.ones((), device="remote")
+        print(f(x).item())
+        files[0].write_text("factor = 3\\n")  # the same size, and perhaps within the same second
+        print(f(x).item())
+        importlib.invalidate_caches()
+        importlib.reload(inner)
+        print(f(x).item())
+        print(f(x).item())
+        """
+    )
+    assert result.stdout.split() == ["2.0", "2.0", "3.0", "3.0"]
+
+
 FORBIDDEN = """
 import torch, torch_remote
 x = torch.ones(2, device="remote")

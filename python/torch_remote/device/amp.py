@@ -11,6 +11,10 @@ from torch_remote.device._device import get_device_capability
 __all__ = ["GradScaler", "autocast", "custom_bwd", "custom_fwd"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def autocast(enabled: bool = True, dtype: torch.dtype = torch.float16, cache_enabled: bool = True) -> torch.autocast:
     """`torch.autocast("remote", ...)` with torch.cuda.amp's order of arguments. Also a decorator."""
     return torch.autocast("remote", dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)

@@ -41,6 +41,11 @@ __all__ = [
     "set_per_process_memory_fraction",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 OutOfMemoryError = torch.OutOfMemoryError
 
 

@@ -22,6 +22,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def _generator(device: _Device) -> torch.Generator:
     return _C.default_generator(_index(device))
 

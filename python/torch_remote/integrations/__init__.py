@@ -30,9 +30,11 @@ BRIDGES: dict[str, tuple[str, ...]] = {
         "accelerate.utils.dataclasses",
         "accelerate.utils.modeling",
     ),
+    "debuggers": ("torch._tensor_str",),
     "dlpack": ("torch._tensor",),
     "flex_attention": ("torch.nn.attention.flex_attention",),
     "inductor": ("torch._inductor.compile_fx",),
+    "ipython": ("IPython.core.compilerop", "IPython.core.interactiveshell", "IPython.extensions.autoreload"),
     "lightning": (
         "lightning.fabric.connector",
         "lightning.fabric.utilities.device_parser",

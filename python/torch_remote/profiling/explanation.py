@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch_remote import _C
 from torch_remote.profiling.profiler import profile
+from torch_remote.profiling.recording import Recording
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,14 @@ class Flush:
 
 @dataclass(frozen=True)
 class Sync:
-    """The user's code waited for the worker."""
+    """The user's code waited for the worker. Consecutive waits of one line are one Sync: an op such as `print(x)` reads
+    several values. A loop within one line is one Sync, too."""
 
     call: int
-    reason: str
+    reason: str  # of the waits, such as "item"; several different ones are separated by ", "
     line: str
-    microseconds: float
+    microseconds: float  # of all waits together
+    waits: int = 1
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,8 @@ class Explanation:
                     )
             for sync in self.syncs:
                 if sync.call == call:
-                    lines.append(f"  waits {sync.microseconds:.0f} µs for {sync.reason!r} at {sync.line or '?'}")
+                    times = f" ({sync.waits} times)" if sync.waits > 1 else ""
+                    lines.append(f"  waits {sync.microseconds:.0f} µs{times} for {sync.reason!r} at {sync.line or '?'}")
         for graph in self.graphs:
             outside = [node for node in graph if node.where == "outside"]
             inside = sum(node.where.startswith("program") for node in graph)
@@ -110,6 +114,34 @@ class Explanation:
             slow = ", ".join(f"{name} ({count})" for name, count in self.slow_shapes.items())
             lines.append(f"shapes computed by the dispatcher's Meta key (slow for each new size): {slow}")
         return "\n".join(lines)
+
+
+def _syncs(call: int, recording: Recording) -> list[Sync]:
+    """The waits of a call, in order of time. A wait continues a Sync if its thread waited at the same line before, and
+    recorded no op at another line since then."""
+    syncs: list[Sync] = []
+    latest: dict[int, int] = {}  # by thread: the index of its Sync that the next wait may continue
+    for event in sorted(recording.client, key=lambda event: event.begin):
+        current = latest.get(event.thread)
+        if event.kind == "flush" and event.worker >= 0 and current is not None:
+            run = recording.workers[event.worker].runs.get(event.sequence)
+            if run is not None and any(line != syncs[current].line for line in run.lines):
+                del latest[event.thread]
+        elif event.kind == "wait" and event.name != "profile ends":
+            duration = (event.end - event.begin) / 1000
+            if current is None or syncs[current].line != event.line:
+                latest[event.thread] = len(syncs)
+                syncs.append(Sync(call, event.name, event.line, duration))
+                continue
+            sync = syncs[current]
+            reasons = sync.reason.split(", ")
+            syncs[current] = replace(
+                sync,
+                reason=sync.reason if event.name in reasons else ", ".join([*reasons, event.name]),
+                microseconds=sync.microseconds + duration,
+                waits=sync.waits + 1,
+            )
+    return syncs
 
 
 _noting: list[list[GraphNode]] | None = None  # the compiled graphs, while a function is explained
@@ -146,14 +178,18 @@ def explain(function: Callable[..., Any], *args: Any, calls: int = 2, **kwargs: 
         for _ in range(calls):
             before = _C.stats()
             with profile() as recorded:
+                round_trips = _C.stats()["round_trips"]
                 result = function(*args, **kwargs)
+                round_trips = _C.stats()["round_trips"] - round_trips  # without those of the profile
             recordings.append(recorded.recording)
             stats.append({name: value - before[name] for name, value in _C.stats().items()})
+            stats[-1]["round_trips"] = round_trips
     finally:
         _noting = outer
     slow = Counter(dict(_C.meta_key_calls())) - slow
 
-    flushes, syncs = [], []
+    flushes: list[Flush] = []
+    syncs: list[Sync] = []
     ops: Counter[str] = Counter()
     kernels: Counter[str] = Counter()
     for call, recording in enumerate(recordings):
@@ -162,8 +198,7 @@ def explain(function: Callable[..., Any], *args: Any, calls: int = 2, **kwargs: 
                 run = recording.workers[event.worker].runs.get(event.sequence)
                 if run is not None:
                     flushes.append(Flush(call, event.name, event.line, event.program, event.ops, run.bytes, run.miss))
-            elif event.kind == "wait" and event.name != "profile ends":
-                syncs.append(Sync(call, event.name, event.line, (event.end - event.begin) / 1000))
+        syncs += _syncs(call, recording)
         for worker in recording.workers:
             for op in worker.ops:
                 ops.update(op.ops)

@@ -15,6 +15,11 @@ from torch_remote.profiling import ranges as profile_ranges
 
 __all__ = ["mark", "range", "range_end", "range_pop", "range_push", "range_start"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _stacks = threading.local()
 _ids = itertools.count(1)
 _started: dict[int, tuple[str, int]] = {}
