@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs tests with other versions of torch: bazel/versions.sh VERSION... [-- TARGETS]
+# Runs tests with other versions of torch, and each client on each worker: bazel/versions.sh VERSION... [-- TARGETS]
 #   VERSION    of torch, for example 2.14.1; it is downloaded, which takes gigabytes
 #   TARGETS    for `bazel test`; default: those that depend on torch's behavior
 # Each version gets a checkout of HEAD in ~/.cache/torch-remote/versions, in which requirements.txt names it, so that the
@@ -20,7 +20,7 @@ targets=("$@")
 # torchvision is built for one version of torch, and exists for CUDA's builds of it.
 declare -A torchvision=([2.14.1]=0.29.1)
 
-failed=()
+failed=() checkouts=()
 for version in "${versions[@]}"; do
   folder=${XDG_CACHE_HOME:-$HOME/.cache}/torch-remote/versions/$version
   if [[ -e $folder/.git ]]; then
@@ -34,6 +34,9 @@ for version in "${versions[@]}"; do
   echo "== torch $version"
   (cd "$folder" && ./bazelw test --config=ci --test_env=TORCH_REMOTE_TEST_COMMIT="$(git rev-parse HEAD)" -- "${targets[@]}") ||
     failed+=("$version")
-  (cd "$folder" && bazel shutdown)
+  (cd "$folder" && ./bazelw build //:wheel && bazel shutdown) || failed+=("$version")
+  checkouts+=("$folder")
 done
+# Each client on each worker, this checkout's version included.
+./bazelw build //:wheel && python3 tests/package/pairs.py "$root" "${checkouts[@]}" || failed+=("in pairs")
 ((${#failed[@]} == 0)) || { echo "versions.sh: tests fail with torch ${failed[*]}" >&2; exit 1; }
