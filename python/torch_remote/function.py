@@ -31,7 +31,7 @@ import torch
 from torch_remote import _C, enabled
 from torch_remote.errors import FunctionError
 from torch_remote.function_parts import Arguments, DamagedError, decode, dtype_name, dtype_of
-from torch_remote.integrations.ipython import is_autoreload_on
+from torch_remote.ipython_shell import is_autoreload_on
 from torch_remote.providers import registry
 
 __all__ = ["RemoteFunction", "function"]
@@ -99,7 +99,7 @@ def _reloads() -> int | None:
     """How often modules of this process were reloaded between calls, as far as is known; None: edited modules are
     reloaded automatically (IPython's %autoreload)."""
     global _reload_count
-    if "IPython.extensions.autoreload" in sys.modules and is_autoreload_on():
+    if is_autoreload_on():
         return None
     for name in sys.modules.keys() - _installed:
         spec = getattr(sys.modules.get(name), "__spec__", None)

@@ -79,6 +79,7 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
     {"TORCH_REMOTE_PACKAGE", "", "folder of the package `torch_remote`, for programs that were moved out of it"},
     {"TORCH_REMOTE_TORCH_LIB", "", "folder of `libtorch_cpu.so`, for programs that do not find it by themselves"},
     {"TORCH_REMOTE_PYTHON", "", "the interpreter that builds the project ([build.md](build.md))"},
+    {"TORCH_REMOTE_TORCH", "", "further versions of torch that the project is built for ([install.md](install.md))"},
 });
 
 std::vector<std::string_view> words(std::string_view text) {
@@ -215,7 +216,8 @@ std::filesystem::path newest_torch(const std::filesystem::path& package) {
 std::filesystem::path aten_plugin() {
   const std::filesystem::path package = package_folder();
   const std::string given = environment_value("TORCH_REMOTE_TORCH_LIB");
-  const std::string minor = torch_minor(given.empty() ? package.parent_path() / "torch/lib" : std::filesystem::path(given));
+  const std::string minor =
+      torch_minor(given.empty() ? package.parent_path() / "torch/lib" : std::filesystem::path(given));
   return (minor.empty() ? newest_torch(package) : package / ("torch" + minor)) / "libaten_plugin.so";
 }
 

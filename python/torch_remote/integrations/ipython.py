@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 
-from torch_remote import _C, distributed, remote
+from torch_remote import _C, distributed, ipython_shell, remote
 from torch_remote.device.idle import becomes_idle
 from torch_remote.integrations.upstream import existing
 
-__all__ = ["bridge", "is_autoreload_on"]
+__all__ = ["bridge"]
 
 _PATIENCE = 1.0  # seconds in which the worker may finish an interrupted cell's work
 _FAR_BEHIND = 32  # messages in flight; recording an event may wait for the worker if there are more than 48
@@ -72,7 +72,7 @@ def _bridge_compiler(module: ModuleType) -> None:
         return file
 
     module.CachingCompiler.cache = label_and_cache
-    if (shell := _shell()) is not None:
+    if (shell := ipython_shell.shell()) is not None:
         for file in list(getattr(shell.compile, "_filename_map", ())):
             label_cell(shell.compile, file)
 
@@ -89,19 +89,6 @@ def _bridge_autoreload(module: ModuleType) -> None:
         vars(old).update(vars(new))
 
     rules.append((are_remote_functions, update))
-
-
-def is_autoreload_on() -> bool:
-    """Whether IPython reloads edited modules before each cell (%autoreload)."""
-    shell = _shell()
-    magics = shell.magics_manager.registry.get("AutoreloadMagics") if shell is not None else None
-    return bool(getattr(getattr(magics, "_reloader", None), "enabled", False))
-
-
-def _shell() -> Any:
-    """The InteractiveShell of this process, or None."""
-    module = sys.modules.get("IPython.core.interactiveshell")
-    return module.InteractiveShell.instance() if module and module.InteractiveShell.initialized() else None
 
 
 def _bridge_shell(module: ModuleType) -> None:
