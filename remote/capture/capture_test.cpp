@@ -319,7 +319,8 @@ TEST_F(CaptureTest, AnotherVersionNamesBoth) {
   const Status status = parse(std::move(bytes));
   EXPECT_EQ(status.code(), ErrorCode::kUnsupported);
   EXPECT_NE(status.message().find("version 9"), std::string::npos) << status.message();
-  EXPECT_NE(status.message().find("version " + std::to_string(capture::kFormatVersion)), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("version " + std::to_string(capture::kFormatVersion)), std::string::npos)
+      << status.message();
 }
 
 TEST(CaptureOptions, PathAndLimit) {

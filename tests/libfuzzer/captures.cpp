@@ -13,8 +13,8 @@
 #include "remote/capture/capture_format.h"
 #include "remote/capture/capture_writer.h"
 #include "remote/wire/wire.h"
-#include "tests/libfuzzer/ignore_signatures.h"
 #include "tests/libfuzzer/fuzzer.h"
+#include "tests/libfuzzer/ignore_signatures.h"
 
 namespace torch_remote::fuzzers {
 namespace {

@@ -2,8 +2,8 @@
 // form. Each pass must give a graph that verifies and that the same pass leaves unchanged.
 #include "ir/graph.h"
 #include "passes/pass.h"
-#include "tests/libfuzzer/ignore_signatures.h"
 #include "tests/libfuzzer/fuzzer.h"
+#include "tests/libfuzzer/ignore_signatures.h"
 
 namespace torch_remote::fuzzers {
 namespace {

@@ -51,8 +51,8 @@ std::shared_ptr<const ir::Graph> copy_graph() {
 remote::WorkerFiles package_files() {
   const char* torch = std::getenv("TORCH_REMOTE_TORCH_LIB");
   const std::filesystem::path package = remote::package_folder();
-  return {package / "bin/torch-remote-worker", remote::aten_plugin(),
-          package / "lib/libtorch_remote_inproc.so", torch ? torch : "", ""};
+  return {package / "bin/torch-remote-worker", remote::aten_plugin(), package / "lib/libtorch_remote_inproc.so",
+          torch ? torch : "", ""};
 }
 
 Status Device::open(const std::string& name, int threads, std::unique_ptr<Device>* device) {
