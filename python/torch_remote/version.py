@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 __version__ = "0.1.0"
 _PACKAGE = Path(__file__).parent
@@ -59,7 +55,7 @@ def check_torch(version: str, file: str) -> None:
     )
 
 
-def load_native(version: str) -> ModuleType:
+def load_native(version: str) -> None:
     """Imports torch_remote._C as it is built for this version of torch."""
     import importlib.machinery
     import importlib.util
@@ -73,4 +69,4 @@ def load_native(version: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     loader.exec_module(module)
-    return module
+    sys.modules["torch_remote"]._C = module  # type: ignore[attr-defined]
