@@ -16,7 +16,7 @@ import pytest
 import torch
 from python_processes import run_python
 
-from torch_remote.version import plugin
+from torch_remote.version import plugin as aten_plugin
 
 # The pipeline of the tools in tools/testing miscompiles the difference and the product in the last line.
 TRAIN = """
@@ -167,12 +167,12 @@ def test_a_graph_with_made_up_inputs(tools):
 
 
 @contextmanager
-def worker(tools, plugin_file: str | Path, **environment: str) -> Iterator[str]:
+def worker(tools, plugin: str | Path, **environment: str) -> Iterator[str]:
     """A worker that listens; yields its address."""
     socket = tools.folder / "worker.sock"
     socket.unlink(missing_ok=True)
     process = subprocess.Popen(
-        [str(tools.package / "bin/torch-remote-worker"), "--listen", f"unix://{socket}", "--plugin", str(plugin_file)],
+        [str(tools.package / "bin/torch-remote-worker"), "--listen", f"unix://{socket}", "--plugin", str(plugin)],
         env={**tools.environment, **environment},
     )
     try:
@@ -186,7 +186,7 @@ def worker(tools, plugin_file: str | Path, **environment: str) -> Iterator[str]:
 
 
 def test_two_workers_are_compared(tools, small):
-    with worker(tools, plugin(torch.__version__)) as other:
+    with worker(tools, aten_plugin(torch.__version__)) as other:
         # Two workers may use different memory layouts, which changes the rounding of vector code.
         found = tools.json("remote-replay", small, "--compare", "worker", "--other", other, "--atol", 1e-5)
         assert found["compared"] >= 2 and not found["differences"]
@@ -194,7 +194,7 @@ def test_two_workers_are_compared(tools, small):
 
 def faulty(tools, fault: str):
     plugin = Path("worker/runner/testing/libfaulty_plugin.so").resolve()
-    real = str(plugin(torch.__version__))
+    real = str(aten_plugin(torch.__version__))
     return worker(tools, plugin, TORCH_REMOTE_TEST_PLUGIN=real, TORCH_REMOTE_TEST_FAULT=fault)
 
 
