@@ -20,7 +20,7 @@ extern "C" __attribute__((visibility("default"))) int torch_remote_inproc_serve(
   options.threads = threads;
   options.peer_host = "127.0.0.1";
   options.python = python;
-  options.python_program = std::filesystem::path(plugin).parent_path() / "python_process.py";
+  options.python_program = std::filesystem::path(plugin).parent_path().parent_path() / "lib/python_process.py";
   (void)worker::Files::in("/", &options.files);  // The files are the client's own.
   options.unavailable = worker::load_plugin(plugin, &options.runner);
   const Status status = worker::serve(*static_cast<remote::Transport*>(transport), options);
