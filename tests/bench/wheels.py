@@ -128,11 +128,7 @@ class Wheel:
 
 
 def compare(what: str, before: Callable[[], float], after: Callable[[], float], rounds: int) -> str:
-    pairs = []
-    for i in range(rounds + 2):
-        pair = [before(), after()] if i % 2 == 0 else [after(), before()][::-1]
-        if i >= 2:  # the first ones warm up
-            pairs.append(pair)
+    pairs = [[before(), after()] if i % 2 == 0 else [after(), before()][::-1] for i in range(rounds)]
     low, ratio, high = statistics.quantiles([b / a for a, b in pairs], n=4)
     seconds = statistics.median(a for a, _ in pairs)
     return f"| {what} | {seconds * 1e6:,.1f} µs | {ratio:.3f} | {low:.3f} to {high:.3f} |"
@@ -151,7 +147,7 @@ def main() -> None:
         before, after = wheels
         print("| what | before | after / before | quartiles |\n|---|---|---|---|")
         for name, what in ROWS.items():
-            for wheel in wheels * 20:  # until kernels are compiled and algorithms chosen
+            for wheel in wheels * min(20, options.rounds):  # until kernels are compiled and algorithms chosen
                 wheel.measure(name)
             print(compare(what, lambda n=name: before.measure(n), lambda n=name: after.measure(n), options.rounds))
         for what, source in FRESH.items():
