@@ -103,6 +103,7 @@ CLIENT = [
             ("frontend/inspect", "graphs, profiles"),
             ("frontend/distributed", "process groups"),
             ("frontend/source", "lines of user code"),
+            ("frontend/versions", "versions of torch"),
         ],
     ),
     ("program", "client", [("ir", "op table, graph, text"), ("passes", "one file per pass")]),
