@@ -76,7 +76,7 @@ struct Case {
   std::string clients_token = kToken, workers_token = kToken;
   const SessionToResume* clients_session = nullptr;
   const Digest* workers_session = nullptr;
-  std::string refusal;
+  std::string refusal = {};
   const TlsFiles* clients_files = nullptr;  // for tls://
   const TlsFiles* workers_files = nullptr;
   ServerHello::Code answered = ServerHello::kGoOn;  // expected result of the listener's check

@@ -60,7 +60,7 @@ class TlsContext {
 // Authenticates the other end.
 struct TlsPeer {
   // For clients of workers with certificates: the host that the certificate must name.
-  std::string host;
+  std::string host = {};
   // For contexts from for_keys. A key is used for one connection only, because OpenSSL may leave copies of it in
   // memory.
   const Digest* key = nullptr;

@@ -1,5 +1,6 @@
 """torch.remote and torch.accelerator: what users of torch.cuda expect."""
 
+import gc
 import math
 import os
 import threading
@@ -280,8 +281,9 @@ def test_what_the_worker_has(remote):
 
 
 def test_statistics_of_the_allocator(remote):
+    gc.collect()
+    torch.remote.synchronize()  # what the tests before this one left is freed by the worker now
     torch.remote.reset_accumulated_memory_stats()
-    torch.remote.synchronize()
     before = torch.remote.memory_stats()
     assert before["allocation.all.allocated"] == before["allocated_bytes.all.freed"] == 0
     for _ in range(3):
