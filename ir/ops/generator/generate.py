@@ -61,7 +61,7 @@ def main() -> int:
     try:
         vocabulary = read_vocabulary(options.table_header, options.conventions)
         folder = Path(options.conventions).parent
-        overloads = load_overloads()
+        overloads = load_overloads(folder / "older_schemas.toml")
         ops = load_table(options.tables, overloads, vocabulary)
         conventions = tomllib.loads(Path(options.conventions).read_text(encoding="utf-8"))
         functions = {name: value["doc"] for name, value in conventions["functions"].items()}
@@ -80,7 +80,7 @@ def main() -> int:
             "casts": lambda: op_kernels.casts(ops),
             "data_errors": lambda: op_kernels.data_errors(folder / "composed.toml", ops),
             "docs": lambda: (
-                op_emit.docs(ops, vocabulary, functions, torch_version())
+                op_emit.docs(ops, vocabulary, functions)
                 + op_dtypes.docs(ops, json.loads(Path(options.matrix).read_text(encoding="utf-8")))
             ),
         }

@@ -12,9 +12,10 @@ from op_entries import TableError, load_table, read_vocabulary
 from op_schemas import load_overloads
 
 VOCABULARY = read_vocabulary("ir/ops/op_table.h", "ir/ops/conventions.toml")
-OVERLOADS = load_overloads()
+OVERLOADS = load_overloads(Path("ir/ops/older_schemas.toml"))
 LISTS = (
-    "call_checks.toml", "conventions.toml", "composed.toml", "fusion.toml", "kernel_dtypes.toml", "relations.toml",
+    "call_checks.toml", "conventions.toml", "composed.toml", "fusion.toml", "kernel_dtypes.toml", "older_schemas.toml",
+    "relations.toml",
 )  # fmt: skip
 TABLES = [f"ir/ops/{name}" for name in os.listdir("ir/ops") if name.endswith(".toml") and name not in LISTS]
 
@@ -134,6 +135,19 @@ def test_hidden_writes_make_an_op_impure(tmp_path):
     op = table(tmp_path, entry)["native_batch_norm"]
     assert [a.name for a, w in zip(op.overload.args, op.writes, strict=True) if w] == ["running_mean"]
     assert op.flags == ["HiddenMutation"]
+
+
+def test_schemas_of_an_older_torch(tmp_path):
+    older = tmp_path / "older.toml"
+    older.write_text(
+        'schemas = ["aten::gone(Tensor self) -> Tensor", "aten::gone.out(Tensor self, *, Tensor(a!) out) -> Tensor(a!)",'
+        ' "aten::relu(Tensor older) -> Tensor"]'
+    )
+    overloads = load_overloads(older)
+    assert overloads["gone.out"].args[1].writes
+    assert set(overloads["gone"].siblings.values()) == {"gone", "gone.out"}
+    assert [a.name for a in overloads["relu"].args] == ["older"]
+    assert set(overloads["relu"].siblings.values()) == {"relu", "relu_", "relu.out"}  # unchanged
 
 
 def test_expressions_by_overload(tmp_path):

@@ -172,7 +172,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def docs(ops: list[Op], vocabulary: Vocabulary, functions: dict[str, str], torch_version: str) -> str:
+def docs(ops: list[Op], vocabulary: Vocabulary, functions: dict[str, str]) -> str:
     entries: dict[tuple[str, str], list[Op]] = {}
     for op in ops:
         entries.setdefault((op.title, op.entry), []).append(op)
@@ -182,7 +182,7 @@ def docs(ops: list[Op], vocabulary: Vocabulary, functions: dict[str, str], torch
         "",
         f"<!-- {_NOTE} Update: ./bazelw run //ir/ops:update_docs -->",
         "",
-        f"{len(entries)} entries capture {len(ops)} overloads of ATen (torch {torch_version}). Those that begin with"
+        f"{len(entries)} entries capture {len(ops)} overloads of ATen. Those that begin with"
         " `remote::` are this project's own, recorded",
         "where torch only has ops of single backends (cuDNN's, oneDNN's). Every other ATen op is captured too, as an"
         " *opaque* record that the worker",

@@ -1,6 +1,7 @@
 """Reads each overload's properties from its schema: argument kinds, results, aliases, siblings, tags.
 
-Schemas of ATen's ops are in the native_functions.yaml inside the installed torch, and are never typed by hand.
+Schemas of ATen's ops are in the native_functions.yaml inside the installed torch. Only those that an older supported
+torch has differently are written down, in older_schemas.toml.
 Schemas of this project's own ops are in the table.
 """
 
@@ -8,7 +9,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import tomllib
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torchgen
 from torchgen.gen import parse_native_yaml
@@ -163,8 +166,34 @@ def _overload(function: NativeFunction, cpu_kernels: BackendIndex) -> Overload:
     )
 
 
-def load_overloads() -> dict[str, Overload]:
-    """All overloads of the installed torch by name, including those that torchgen generates (`autogen:`)."""
+def _follow_older_torch(path: Path, overloads: dict[str, Overload], groups: dict[str, dict[SchemaKind, str]]) -> None:
+    """Gives overloads the schemas in the file; adds those that the installed torch lacks."""
+    for schema in tomllib.loads(path.read_text(encoding="utf-8"))["schemas"]:
+        func = FunctionSchema.parse(schema.removeprefix("aten::"))
+        name = str(func.name)
+        args, results = _arguments(func)
+        if name in overloads:
+            overloads[name].schema, overloads[name].args, overloads[name].results = schema, args, results
+            continue
+        siblings = groups.setdefault(str(func.signature()), {})
+        siblings[func.kind()] = name
+        overloads[name] = Overload(
+            name=name,
+            schema=schema,
+            kind=func.kind(),
+            args=args,
+            results=results,
+            tags=frozenset(),
+            composite=False,
+            view=False,
+            structured=False,
+            siblings=siblings,
+        )
+
+
+def load_overloads(older_schemas: Path) -> dict[str, Overload]:
+    """All overloads of the installed torch by name, including those that torchgen generates (`autogen:`), with the
+    schemas in older_schemas.toml."""
     folder = os.path.join(os.path.dirname(torchgen.__file__), "packaged", "ATen", "native")
     parsed = parse_native_yaml(os.path.join(folder, "native_functions.yaml"), os.path.join(folder, "tags.yaml"))
     overloads: dict[str, Overload] = {}
@@ -174,6 +203,7 @@ def load_overloads() -> dict[str, Overload]:
         overloads[overload.name] = overload
         overload.siblings = groups.setdefault(str(function.func.signature()), {})
         overload.siblings[overload.kind] = overload.name
+    _follow_older_torch(older_schemas, overloads, groups)
     return overloads
 
 
