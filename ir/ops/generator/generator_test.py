@@ -140,8 +140,8 @@ def test_hidden_writes_make_an_op_impure(tmp_path):
 def test_schemas_of_an_older_torch(tmp_path):
     older = tmp_path / "older.toml"
     older.write_text(
-        'schemas = ["aten::gone(Tensor self) -> Tensor", "aten::gone.out(Tensor self, *, Tensor(a!) out) -> Tensor(a!)",'
-        ' "aten::relu(Tensor older) -> Tensor"]'
+        'schemas = ["aten::gone(Tensor self) -> Tensor", "aten::relu(Tensor older) -> Tensor",'
+        ' "aten::gone.out(Tensor self, *, Tensor(a!) out) -> Tensor(a!)"]'
     )
     overloads = load_overloads(older)
     assert overloads["gone.out"].args[1].writes
