@@ -32,7 +32,9 @@ for version in "${versions[@]}"; do
   sed -i "s/^torch==.*/torch==$version/" "$folder/requirements.txt"
   [[ -z ${torchvision[$version]:-} ]] || echo "torchvision==${torchvision[$version]}" >> "$folder/requirements.txt"
   echo "== torch $version"
-  (cd "$folder" && ./bazelw test --config=ci --test_env=TORCH_REMOTE_TEST_COMMIT="$(git rev-parse HEAD)" -- "${targets[@]}") ||
+  its_targets=("${targets[@]}")
+  [[ -z ${torchvision[$version]:-} ]] || its_targets+=(//tests/integrations:test_torchvision)
+  (cd "$folder" && ./bazelw test --config=ci --test_env=TORCH_REMOTE_TEST_COMMIT="$(git rev-parse HEAD)" -- "${its_targets[@]}") ||
     failed+=("$version")
   (cd "$folder" && ./bazelw build //:wheel && bazel shutdown) || failed+=("$version")
   checkouts+=("$folder")
