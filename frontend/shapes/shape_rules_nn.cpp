@@ -4,6 +4,7 @@
 #include <ATen/native/cpu/mixed_data_type.h>
 
 #include "frontend/shapes/shape_rules.h"
+#include "frontend/versions/versions.h"
 
 namespace torch_remote::frontend {
 namespace {
@@ -407,7 +408,8 @@ bool group_norm(const OpEntry&, const IValue* args, Inferred& out) {
   const at::Tensor& input = args[0].toTensor();
   if (!is_remote(input)) return false;
   const MemoryFormat format = input.suggest_memory_format();
-  TORCH_CHECK(input.is_contiguous(format), "Expected X.is_contiguous(memory_format) to be true, but got false.");
+  TORCH_CHECK(kGroupNormTakesAnyStrides || input.is_contiguous(format),
+              "Expected X.is_contiguous(memory_format) to be true, but got false.");
   if (!is_standard_float(input.scalar_type())) return false;
   const at::Tensor weight = optional_tensor(args[1]), bias = optional_tensor(args[2]);
   const bool mixed = at::native::is_mixed_type(input, weight, bias);

@@ -5,6 +5,13 @@
 
 // What differs between the versions of torch that this project supports. No other file of the client compares versions.
 
+namespace torch_remote::frontend {
+
+// Whether native_group_norm takes inputs that are not contiguous in the memory format that their strides suggest.
+inline constexpr bool kGroupNormTakesAnyStrides = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14;
+
+}  // namespace torch_remote::frontend
+
 // A dtype that subtraction does not support: torch's CPU kernels raise RuntimeError up to 2.13, and NotImplementedError
 // from 2.14 on.
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 14

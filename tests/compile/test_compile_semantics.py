@@ -222,6 +222,21 @@ def test_other_strides_than_the_graph_was_made_for(remote):
         torch.testing.assert_close(result.cpu(), (x * 2).sum())
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("sizes", [(2, 3, 4, 8), (1, 2, 5, 1), (2, 1, 6, 4)], ids=str)
+def test_gradients_of_attention_have_the_strides_of_eager_code(remote, sizes, dynamic):
+    def function(x):
+        return F.scaled_dot_product_attention(x * 1, x * 2, x * 3)
+
+    x = torch.randn(sizes)
+    strides = []
+    for device, called in (("cpu", function), (remote, torch.compile(function, backend="remote", dynamic=dynamic))):
+        leaf = x.to(device).detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(called(leaf).double().sum(), leaf)
+        strides.append([stride for stride, size in zip(gradient.stride(), sizes, strict=True) if size > 1])
+    assert strides[0] == strides[1]
+
+
 def test_a_result_that_is_returned_twice_is_one_tensor(remote):
     """For an aliased result, AOTAutograd also keeps the base. An op that resizes one must resize the other."""
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import guards
 import pytest
+import torch
 from commit import commit_number
 
 ALL = os.environ.get("TORCH_REMOTE_TEST_ALL") == "1"
@@ -18,13 +18,9 @@ LEAST_CALLS = 150_000
 LEAST_OVERLOADS = 2_300
 
 
-def listed(path: str) -> list[str]:
-    return [line for line in Path(path).read_text().splitlines() if line and not line.startswith("#")]
-
-
 def unreached() -> dict[str, str]:
     """Overloads that may run and are not exercised, with the reason."""
-    return dict(line.split(": ", 1) for line in listed("tests/guards/unreached.txt"))
+    return dict(line.split(": ", 1) for line in guards.listed("tests/guards/unreached.txt"))
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -46,7 +42,9 @@ def test_every_overload_that_may_run_is_exercised() -> None:
     missing = report.may_run - sampled
     assert missing <= set(unreached()), sorted(missing - set(unreached()))
     assert len(report.may_run & sampled) >= LEAST_OVERLOADS
-    assert set(listed("ir/ops/allowed_ops.txt")) <= sampled, "an allowed op has no sample: run guards --update"
+    # Another supported version of torch may have more ops.
+    allowed = {name for name in guards.listed("ir/ops/allowed_ops.txt") if torch._C._dispatch_has_kernel(name)}
+    assert allowed <= sampled, "an allowed op has no sample: run guards --update"
 
 
 # torch alone fails to check these; each would let a client access memory of an unprotected worker.

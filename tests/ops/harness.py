@@ -53,6 +53,10 @@ CPU_IS_WRONG = {
     "as_strided_scatter": (("function", "in place", "out", "gradient"), "an assertion of CPU's own fails"),
     "_native_batch_norm_legit": (("out",), "out= is written as if it were packed"),
     "native_batch_norm": (("out",), "out= is written as if it were packed"),
+    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": (
+        ("function", "gradient"),
+        "elements of the last dim are read as if they were adjacent",
+    ),
 }
 # Overloads of the op table that are not called, with the reason.
 NOT_CALLED = {

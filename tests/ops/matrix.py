@@ -257,6 +257,11 @@ def worse(new: dict[str, Any], old: dict[str, Any]) -> list[str]:
     return found
 
 
+def is_measured() -> bool:
+    """Whether the lists were measured with this version of torch. Others have other ops."""
+    return load()["torch"] == torch.__version__.partition("+")[0]
+
+
 def load() -> dict[str, Any]:
     return json.loads((Path(__file__).parent / "matrix.json").read_text())
 

@@ -18,8 +18,10 @@ _FUNCTIONS = {
     "same": "ll", "same_leading_sizes": "tntn", "same_dtype": "tt", "dim": "t", "size": "tn", "numel": "t",
     "count": "a", "item": "in", "product": "i", "in_range": "tn", "labels": "tnn", "pivots_in_range": "tn",
     "finite": "t", "not_lowest": "t", "fits": "tii", "all_same_sizes": "l", "dense": "l", "each_has": "ln",
-    "defined": "t", "pack": "t", "wrap": "in", "below_2_31": "i", "batched": "t", "min": "nn", "max": "nn",
+    "defined": "t", "pack": "t", "pack_rows": "t", "pack_format": "t", "wrap": "in", "below_2_31": "i", "batched": "t",
+    "min": "nn", "max": "nn",
 }  # fmt: skip
+_PACKS = {"pack", "pack_rows", "pack_format"}
 _READS = {"in_range", "labels", "pivots_in_range", "finite", "not_lowest"}
 _KINDS = {
     "Tensor": "t", "OptionalTensor": "t", "TensorList": "l", "OptionalTensorList": "l", "IntList": "i",
@@ -51,7 +53,7 @@ class _Condition:
             return f"{match[1]}(a);"
         tree = ast.parse(self.text, mode="eval").body
         code, kind = self._expression(tree)
-        if isinstance(tree, ast.Call) and tree.func.id == "pack":
+        if isinstance(tree, ast.Call) and tree.func.id in _PACKS:
             return f"{code};"
         if kind != "n":
             raise TableError(f"{self.where}: {self.text!r} is not a condition")
@@ -95,7 +97,7 @@ class _Condition:
             if kind not in _TAKES[wanted]:
                 raise _NotHereError
             codes.append(code)
-        if function in ("defined", "pack"):
+        if function == "defined" or function in _PACKS:
             self.optional = before
         prefix = "std::" if function in ("min", "max") else "relations::"
         if prefix == "std::":

@@ -123,6 +123,18 @@ def _backward_meta(name: str) -> Callable[..., Any]:
     return meta
 
 
+def _attention_gradients(
+    grad_out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
+) -> tuple[torch.Tensor | None, ...]:
+    """The shape function of fused attention's gradients. As in eager code, heads follow positions in memory."""
+
+    def gradient(of: torch.Tensor) -> torch.Tensor:
+        batch, heads, positions, size = of.shape
+        return of.new_empty((batch, positions, heads, size)).transpose(1, 2)
+
+    return gradient(query), gradient(key), gradient(value), None
+
+
 @functools.cache
 def _replaced() -> dict[OpOverload, Kernels]:
     """By op: the Python kernels that replace the decomposition kernels."""
@@ -130,6 +142,10 @@ def _replaced() -> dict[OpOverload, Kernels]:
         _ATTENTION: dict.fromkeys(_COMPOSED, _attention),
         torch.ops.aten._native_multi_head_attention.default: dict.fromkeys(_COMPOSED, _multi_head_attention),
         torch.ops.aten._transformer_encoder_layer_fwd.default: dict.fromkeys(_COMPOSED, _encoder_layer),
+    }
+    # Torch's shape function gives the gradients the strides of query, key and value.
+    kernels[torch.ops.aten._scaled_dot_product_fused_attention_overrideable_backward.default] = {
+        DispatchKey.Meta: _attention_gradients
     }
     # Torch's decomposition returns other values than its kernel, and another shape for a vector.
     kernels[torch.ops.aten.multilabel_margin_loss_forward.default] = {}

@@ -142,6 +142,16 @@ void pack(IValue& tensor) {
   if (defined(tensor) && shares_memory(tensor.toTensor())) tensor = tensor.toTensor().contiguous();
 }
 
+void pack_rows(IValue& tensor) {
+  if (!defined(tensor)) return;
+  const at::Tensor& of = tensor.toTensor();
+  if (shares_memory(of) || (of.dim() > 0 && of.size(-1) > 1 && of.stride(-1) != 1)) tensor = of.contiguous();
+}
+
+void pack_format(IValue& tensor) {
+  if (defined(tensor)) tensor = tensor.toTensor().contiguous(tensor.toTensor().suggest_memory_format());
+}
+
 bool wrap(IValue& dims, int64_t rank) {
   std::vector<int64_t> all = dims.toIntVector();
   for (int64_t& d : all) {

@@ -36,6 +36,8 @@ bool below_2_31(const IValue& list);
 
 // These functions change an argument.
 void pack(IValue& tensor);
+void pack_rows(IValue& tensor);
+void pack_format(IValue& tensor);
 bool wrap(IValue& dims, int64_t rank);
 
 // Whether elements of the tensor may share memory: it spans fewer elements than it has.
