@@ -155,9 +155,9 @@ def test_transforms_of_bfloat16_are_refused(remote):
     """From torch 2.14 on, CUDA computes them. Their results are of the experimental dtype bcomplex32."""
     x = torch.ones(16, dtype=torch.bfloat16, device=remote)
     for transform in (torch.fft.fft, torch.fft.rfft, torch.fft.ihfft):
-        with pytest.raises(NotImplementedError, match="BFloat16"):
+        with pytest.raises(RuntimeError, match="BFloat16"):
             transform(x)
-    with pytest.raises(NotImplementedError, match="BFloat16"):
+    with pytest.raises(RuntimeError, match="BFloat16"):
         torch.stft(x, 8, window=torch.ones(8, dtype=torch.bfloat16, device=remote), return_complex=True).cpu()
 
 
