@@ -23,10 +23,10 @@ class GemmChoices {
   struct Options {
     const GemmLoops* loops = nullptr;
     ParallelFor threads;  // null: the calling thread runs everything
-    // Computes a GEMM with a library (tr_matmul, plugin.h). Null if there is none, and then nothing is chosen.
+    // Computes a GEMM with MKL or oneDNN (tr_matmul, plugin.h). If it is null, the choice is made as with `fixed`.
     std::function<bool(const tr_matmul& matmul)> library;
-    // If set, nothing is measured, because each process must give the same bits. Then the loops compute what they
-    // support, and oneDNN the rest.
+    // If set, nothing is measured, because each process must give the same bits. The loops compute what they support,
+    // oneDNN the rest if it can, and torch's library all others.
     bool fixed = false;
     std::string folder;                  // the folder for choices; empty: memory only
     std::string about;                   // processor, libraries, number of threads
@@ -40,7 +40,7 @@ class GemmChoices {
   // Returns kUnknown if the class is not measured yet. A known choice never changes.
   Algorithm algorithm(const GemmShape& shape);
   bool is_fixed() const { return options_.fixed; }
-  // The library, for kOneDnn.
+  // Computes the GEMMs whose algorithm is kOneDnn. The ATen plugin executes those whose algorithm is kLibrary.
   const std::function<bool(const tr_matmul& matmul)>& library() const { return options_.library; }
   bool wants_measuring() const { return !wanted_.empty(); }
   // Measures the requested classes for about kTimeAtOnce, and at least one round of their algorithms. Further calls
