@@ -130,8 +130,8 @@ enum class GroupKind : uint8_t {
   kRowwise,      // along the last dims, one row at a time: softmax, norms
   kReduce,       // over any dims
   kMultiTensor,  // the same computation for many tensors
-  kMatmul,       // a matmul; a pointwise op on its result may follow
-  kAttention,
+  kMatmul,       // a single matmul
+  kAttention,    // a single attention op, or its gradient
 };
 inline constexpr uint32_t kGroupKinds = 6;
 

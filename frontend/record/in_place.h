@@ -22,8 +22,8 @@ using RecordCall = void (*)(const OpEntry& op, torch::jit::Stack& stack);
 // of the out tensor, where integers overflow at other values.
 bool converts_result(const OpEntry& op, const c10::IValue* args);
 
-// Whether an out overload would write to a tensor with overlapping elements, by a kernel that does not write by strides
-// (ir::writes_by_strides). The copy of a result raises the same error as on CPU.
+// Whether an out tensor has overlapping elements, and torch's kernel of the op may ignore the strides of its result
+// (ir::writes_by_strides). Such a call goes through run_through_functional, whose copy raises CPU's error.
 bool writes_shared_elements(const OpEntry& op, const c10::IValue* args);
 
 // Runs the functional overload, then copies its result to the out tensors. Use it if converts_result or

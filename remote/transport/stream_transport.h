@@ -26,7 +26,7 @@ class StreamTransport : public Transport, private FrameParser::Handler {
  public:
   struct Options {
     std::shared_ptr<SharedMemory> memory;  // shared with the peer; null if there is none
-    // Most bytes of an attachment that comes through the stream. A larger one is skipped: see Frame::refused.
+    // Most bytes of an attachment that comes through the stream. A larger one is skipped: see Frame::refused_bytes.
     uint64_t max_attachment_bytes = UINT64_MAX;
   };
   StreamTransport(std::unique_ptr<ByteStream> stream, Options options);
