@@ -19,10 +19,11 @@ void encode_params(std::span<const int64_t> now, std::vector<int64_t>& last, std
 // decode or that go past the end of `last`. Sets `changed` if `bytes` has any change.
 Status decode_params(std::span<const uint8_t> bytes, std::vector<int64_t>& last, bool* changed);
 
-// A buffer id either stays the same from run to run (weights) or keeps its distance from `first_result_id` (results of
-// this step). Encoding: (skip count id*)*. `skip` ids follow the rule of their binding, and so do all ids after the
-// last pair. Before the first run all ids are 0 and not relative. The receiver sets their number, as it does for
-// params.
+// Each binding has a rule for its id. The id stays the same from run to run (weights), or it keeps its distance from
+// `first_result_id` (results of this step). Encoding: (skip count id*)*. `skip` ids follow their rules, and so do all
+// ids after the last pair. Each of the `count` ids is 0 if the other rule holds from now on, or 1 plus the difference
+// from the previous such id. Before the first run all ids are 0 and not relative. The receiver sets their number, as it
+// does for params.
 struct Bindings {
   std::vector<uint64_t> ids;
   std::vector<bool>
