@@ -130,7 +130,7 @@ enum class GroupKind : uint8_t {
   kRowwise,      // along the last dims, one row at a time: softmax, norms
   kReduce,       // over any dims
   kMultiTensor,  // the same computation for many tensors
-  kMatmul,       // a single matmul
+  kMatmul,       // a matmul; an activation of its result may follow
   kAttention,    // a single attention op, or its gradient
 };
 inline constexpr uint32_t kGroupKinds = 6;
