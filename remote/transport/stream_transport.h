@@ -81,7 +81,8 @@ class StreamTransport : public Transport, private FrameParser::Handler {
   Status write_some(Pieces& pieces, int& descriptor);  // kTimeout if the peer accepts no more now
   Status wait_to_write();
   bool writable() const;
-  // Sends the messages of memory_ (SharedMemory::outgoing) if no other frame is about to take them along. Never waits.
+  // Sends the messages of memory_ (SharedMemory::outgoing), unless another thread is sending: its frame then takes them
+  // along. Never waits.
   void flush_memory_messages();
   Status lost(const std::string& what);
 
