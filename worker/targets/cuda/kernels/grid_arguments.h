@@ -13,8 +13,8 @@ enum class GridPadding : i64 { kZeros, kBorder, kReflection };
 struct GridArguments {
   ImageView in = {}, out = {};  // In the backward pass, `out` is the gradient of the output.
   u64 grid = 0;
-  // Backward, all contiguous: the gradient of the grid; for each grid point and tap, the index of the image point and
-  // what this grid point adds to its gradient (for each channel).
+  // Backward, all contiguous. grad_grid: the gradient of the grid. positions [grid point, tap]: the index of the image
+  // point. values [grid point, tap, channel]: what the grid point adds to the gradient of that image point.
   u64 grad_grid = 0, positions = 0, values = 0;
   i64 grid_strides[5] = {};
   i64 batch = 1, channels = 1;
