@@ -18,9 +18,9 @@ struct ArenaLayout {
 };
 
 // Places the buffers that `in_arena` marks, in the order of their first nodes. Each gets the best fit of the memory
-// that is free at its first node. If its Buffer::may_reuse names another buffer, it takes over the memory of that one
-// instead, provided that this memory is large enough and that node is the other buffer's last. A lifetime in
-// `lifetimes` may be longer than the one that find_lifetimes() returns.
+// that is free at its first node. If its Buffer::may_reuse names another buffer, it takes over the memory of that
+// buffer instead. Two conditions must hold: the memory is large enough, and the other buffer's last node is this
+// buffer's first one. A lifetime in `lifetimes` may be longer than the one that find_lifetimes() returns.
 void place_in_arena(const Graph& graph, const std::vector<Lifetime>& lifetimes, const std::vector<bool>& in_arena,
                     const std::vector<uint64_t>& nbytes, ArenaLayout* layout);
 

@@ -14,7 +14,8 @@
 // The graph: passes rewrite it, and a program encodes it. It comes from a trace (`import_trace`), from text
 // (`parse_graph`) or from a program (`decode_program`); torch.compile builds one directly.
 //
-// A graph is an ordered list of nodes over *buffers*. An operand is a view of a buffer; program order is the semantics.
+// A graph is an ordered list of nodes over *buffers*. An operand is a view of a buffer. A graph means that its nodes
+// execute one after the other.
 // The pass `lift` marks a fresh buffer as `written_once` if only the first node that touches it writes it. A read of
 // such a buffer is a read of an immutable value. All other buffers are memory, with ordered effects.
 namespace torch_remote::ir {
@@ -58,8 +59,9 @@ struct Buffer {
   BufferKind kind = BufferKind::kFresh;
   bool survives = false;  // outlives the run; the run frees an input that does not, or reuses its memory
   // Only one node writes it: the first that touches it, which does not read it. Every other node reads the same value.
-  // The node creates the buffer as its result, or fills a buffer of `empty` (torch makes zeros of empty and zero_, and
-  // clone of empty and copy_). Elements that the node does not write are undefined. Set by `lift`.
+  // The writer creates the buffer as its result, or it fills a buffer that `empty` created. For example, torch composes
+  // zeros of `empty` and `zero_`, and clone of `empty` and `copy_`. Elements that the node does not write are
+  // undefined. Set by `lift`.
   bool written_once = false;
   Sym nbytes = kNoSym;  // bytes; fresh buffers only
   // All its uses are in one group: a runner that executes the group as a whole need not allocate it. Set by `fuse`.
@@ -130,8 +132,8 @@ enum class GroupKind : uint8_t {
   kRowwise,      // along the last dims, one row at a time: softmax, norms
   kReduce,       // over any dims
   kMultiTensor,  // the same computation for many tensors
-  kMatmul,       // a matmul; a pointwise op on its result may follow
-  kAttention,
+  kMatmul,       // a matmul; an activation of its result may follow
+  kAttention,    // a single attention op, or its gradient
 };
 inline constexpr uint32_t kGroupKinds = 6;
 
@@ -193,6 +195,7 @@ struct Graph {
 
   internal::ExprTable index_;  // used by constant() and expr()
 };
+
 // Calls f(view, writes) for every view that the node reads or writes, arguments before results, in order. A result that
 // creates a view counts as a write.
 template <typename F>

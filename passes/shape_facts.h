@@ -16,8 +16,8 @@ void collect_equal_sizes(const ir::Graph& graph, const ir::Node& node, EqualSize
 // Whether the op makes its results contiguous for any operands.
 bool result_is_contiguous(const ir::OpDesc& desc);
 
-// Whether the pointwise node's result is contiguous because of its operands. Torch gives it the operands' order of
-// dims, and no operand has another order.
+// Whether a pointwise node's result is contiguous because its operands are. The result has the stride order of the
+// operands, so this is true if all operands with more than one dim above size 1 are contiguous.
 bool keeps_contiguous(const ir::Graph& graph, const ir::Node& node, const ir::View& result);
 
 // Whether the view's strides are, as symbols, the row-major strides of its sizes.

@@ -360,7 +360,7 @@ TEST(Compile, WithoutColumns) {
         {200}, {10});
 }
 
-// A store may overwrite an operand point by point: all loads of a place come before its stores.
+// A store may overwrite an operand point by point: all loads of a position come before its stores.
 TEST(Compile, InPlace) {
   const Kernel kernel = parsed(R"(kernel(i0 | j0) {
   a0: f32[i0, j0]

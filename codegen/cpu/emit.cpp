@@ -166,7 +166,7 @@ class FunctionEmitter {
     return sums;
   }
 
-  // Emits the loop over the last column dim, at one place of the outer one.
+  // Emits the loop over the last column dim, at one position of the outer one.
   MlirValues line(const LoopPlan& loop, MlirValue outer, mlir::ValueRange carried) {
     outer_ = outer;
     emit_scalars(loop.outers);
@@ -199,7 +199,7 @@ class FunctionEmitter {
     return after;
   }
 
-  // Emits the code for all places of the last column dim.
+  // Emits the code for all positions of the last column dim.
   MlirValues places(const LoopPlan& loop, mlir::ValueRange carried) {
     const std::vector<uint32_t> sums = sums_of(loop);
     const bool blocks = std::any_of(sums.begin(), sums.end(), [&](uint32_t sum) {
@@ -243,7 +243,7 @@ class FunctionEmitter {
     return combine(sums, before, block);
   }
 
-  // `work` covers at most kOrder.narrow places. In it, wide sums start anew in the type of their operand.
+  // `work` covers at most kOrder.narrow positions. In it, wide sums start anew in the type of their operand.
   MlirValues with_short_sums(const std::vector<uint32_t>& sums, mlir::ValueRange before, Work work) {
     MlirValues values(before);
     for_wide(sums, [&](size_t at, const Value& sum) { values[at] = reductions_.begin(sum, type(sum.a), 0)[0]; });
@@ -280,7 +280,7 @@ class FunctionEmitter {
     return b_.branch(b_.less_than(rest, end), remaining, [&] { return most; }, types, false);
   }
 
-  // Emits kOrder.narrow places: without a loop if that is little code.
+  // Emits kOrder.narrow positions: without a loop if that is little code.
   MlirValues pairs(const LoopPlan& loop, MlirValue first, mlir::ValueRange before) {
     if (loop.vectors.size() > kMaxUnrolled) {
       MlirValue last = b_.add(first, b_.i64(kOrder.short_sum));
@@ -385,7 +385,7 @@ class FunctionEmitter {
     return result;
   }
 
-  // Emits all values of 16 places.
+  // Emits all values of 16 positions.
   void emit_vectors(const LoopPlan& loop, int64_t half, const EmitPosition& at) {
     vectors_[half].assign(kernel_.values.size(), {});
     for (const uint32_t value : loop.vectors) vectors_[half][value] = emit_vector(loop, value, half, at);
@@ -440,7 +440,7 @@ class FunctionEmitter {
     return b_.add(b_.mul(at.outer, columns()), at.column);
   }
 
-  // Emits keeps, totals and stores of a vector, after all loads of its places.
+  // Emits keeps, totals and stores of a vector, after all loads of its positions.
   void write(const LoopPlan& loop, int64_t half, const EmitPosition& at) {
     for (const uint32_t k : loop.spills) {
       const uint32_t value = schedule_.spilled[k];
@@ -579,7 +579,7 @@ class FunctionEmitter {
     MlirValue none = opaque_identity(value, identity_vector(value, x.getType()));
     constexpr int32_t kCount = kLanes;
     for (int32_t apart = 1; apart < kCount; apart *= 2) {
-      llvm::SmallVector<int32_t, kLanes> from;  // lanes of x, or of `none`, which stands for the places before x
+      llvm::SmallVector<int32_t, kLanes> from;  // lanes of x, or of `none`, which stands for the positions before x
       for (int32_t lane = 0; lane < kCount; ++lane) {
         from.push_back(lane < apart ? kCount + kCount - apart + lane : lane - apart);
       }
@@ -694,7 +694,7 @@ class FunctionEmitter {
     memory_.store_line(reductions_.combine(value, value.type, before, x)[0], pointer, value.type, to);
   }
 
-  // A value that does not vary over the outer column dim is added only at the first place of that dim.
+  // A value that does not vary over the outer column dim is added only at the first position of that dim.
   MlirValue first_place_mask(uint32_t total, const EmitPosition& at) {
     if (!at.outer || !at.column || varies_over(total, kernel_.rows)) return at.mask;
     MlirValue first = b_.splat(b_.is_zero(at.outer));
@@ -733,12 +733,12 @@ class FunctionEmitter {
   MlirValue row_, outer_;
   uint32_t ahead_ = kNone;                          // the loop that prefetches
   std::vector<uint32_t> reads_next_, writes_next_;  // operands that it prefetches
-  std::vector<MlirValue> scalars_;                  // for each value: its scalar at the current place, if it has one
+  std::vector<MlirValue> scalars_;                  // for each value: its scalar at the current position, if it has one
   // For running sums: the result of previous blocks, which LLVM keeps in a register.
   std::map<uint32_t, MlirValue> slots_;
   std::map<std::pair<Reduction, DType>, MlirValue> identity_vectors_;
   std::map<uint32_t, MlirValue> words_;      // for random values: the words of the second vector
-  std::vector<MlirValue> vectors_[kHalves];  // for each value: its vectors at the current places
+  std::vector<MlirValue> vectors_[kHalves];  // for each value: its vectors at the current positions
 };
 
 void emit_function(LlvmBuilder& builder, std::string_view name, const Kernel& kernel, const Schedule& schedule,

@@ -317,7 +317,7 @@ void Memory::stream(MlirValue value, MlirValue pointer, DType dtype) {
                          /*isNonTemporal=*/true);
 }
 
-// Several lanes may address the same place, so each one must see what the lanes before it wrote.
+// Several lanes may address the same position, so each one must see what the lanes before it wrote.
 void Memory::add_lane_by_lane(MlirValue value, const Access& to, DType dtype) {
   b_.loop(b_.i64(0), b_.i64(kLanes), 1, {}, [&](MlirValue lane, mlir::ValueRange) {
     const auto of_lane = [&](MlirValue x) -> MlirValue { return b_.create<ll::ExtractElementOp>(x, lane); };

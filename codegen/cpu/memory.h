@@ -13,7 +13,7 @@
 // total is a reduction over rows. Each chunk of rows is reduced separately.
 namespace torch_remote::codegen::cpu {
 
-// The place for which code is emitted: a scalar (no `column`), or 16 places along the last column dim.
+// The position for which code is emitted: a scalar (no `column`), or 16 positions along the last column dim.
 struct EmitPosition {
   MlirValue outer;   // index along the outer one of two column dims
   MlirValue column;  // index of the first lane along the last column dim
@@ -32,7 +32,7 @@ class Memory {
   MlirValue total(uint32_t number);        // the address of the total's line; in `finish`: of the first chunk's
   MlirValue chunk_bytes(uint32_t number);  // in `finish`: bytes from the total's line of one chunk to that of the next
 
-  // These set the row, and the place along the outer column dim, at which operands are addressed.
+  // These set the row, and the position along the outer column dim, at which operands are addressed.
   void enter_row(MlirValue row);
   void enter_outer(MlirValue place);
 

@@ -36,7 +36,7 @@ class Ops {
   MlirValue bits(MlirValue x, ir::DType from, ir::DType to);
   MlirValue random(MlirValue seed, MlirValue offset, MlirValue number);
   // The same for a vector of the numbers first, first + 1, ..., or for two such vectors. All arguments are scalars. A
-  // Philox block has the words of four numbers, so each block is computed only once.
+  // Philox block has the words of four numbers, so this takes fewer blocks than `random` for each number.
   MlirValue random_vector(MlirValue seed, MlirValue offset, MlirValue first);
   std::pair<MlirValue, MlirValue> random_vectors(MlirValue seed, MlirValue offset, MlirValue first);
   MlirValue from_memory(MlirValue x, ir::DType memory);

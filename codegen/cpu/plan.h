@@ -16,21 +16,23 @@ namespace torch_remote::codegen::cpu {
 enum class Scope : uint8_t {
   kFunction,  // once, before the rows
   kRow,       // once per row
-  kOuter,     // once per place of the outer one of two column dims
+  kOuter,     // once per position of the outer one of two column dims
   kVector,    // for each vector along the last column dim
 };
 
 // A loop over the columns of a row. All lists of values are in ascending order, so operands come before their users.
 struct LoopPlan {
   uint32_t number = 0;
-  std::vector<uint32_t> outers;   // values computed once per place of the outer column dim
+  std::vector<uint32_t> outers;   // values computed once per position of the outer column dim
   std::vector<uint32_t> vectors;  // values computed as vectors
   std::vector<uint32_t> reduces;  // reductions over columns that end with this loop
   std::vector<uint32_t> spills;   // indices into Schedule::spilled of values that this loop writes
-  std::vector<uint32_t> totals;   // indices into Schedule::totals: Over::kRows; each point is added to them
-  std::vector<uint32_t> lines;    // indices into Schedule::totals: Over::kLines; the sum of each line is added to them
-  std::vector<uint32_t> stores;   // indices into Kernel::stores
-  // Indices into Kernel::stores: executed once per place of the outer column dim.
+  // Indices into Schedule::totals. To a reduction Over::kRows the loop adds each point, to one Over::kLines the result
+  // of each line.
+  std::vector<uint32_t> totals;  // Over::kRows
+  std::vector<uint32_t> lines;   // Over::kLines
+  std::vector<uint32_t> stores;  // indices into Kernel::stores
+  // Indices into Kernel::stores: executed once per position of the outer column dim.
   std::vector<uint32_t> outer_stores;
   // A bool that is constant in a row, or kNone. Where it is false, the loop would only add zeros, and is skipped.
   uint32_t condition = kNone;

@@ -27,8 +27,8 @@ MlirValue Reductions::neutral(Reduction reduction, DType dtype, mlir::Type type)
   return b_.integer(type, largest ? ~lowest : lowest);
 }
 
-// For argmax, a lane starts with the place of its own first element, which is before all its other places. This element
-// then replaces the initial value, or equals it and has this place already.
+// For argmax, a lane starts with the position of its own first element, which is before all its other positions. This
+// element then replaces the initial value, or equals it and has this position already.
 MlirValues Reductions::begin(const Value& reduce, DType dtype, int64_t half) {
   MlirValues result{neutral(reduce.reduction, dtype, vector_of(ops_.type(dtype)))};
   if (is_arg(reduce)) result.push_back(b_.ramp(b_.getI64Type(), half * kLanes));

@@ -9,7 +9,7 @@ class Reductions {
  public:
   explicit Reductions(Ops& ops) : ops_(ops), b_(ops.b) {}
 
-  // The number of values in a partial result: for argmax and argmin, a value and its place.
+  // The number of values in a partial result: for argmax and argmin, a value and its position.
   static size_t parts(const Value& reduce) { return is_arg(reduce) ? 2 : 1; }
   // Whether the order affects the result, as it does for sums and products of floats.
   static bool is_ordered(const Value& reduce);
@@ -18,7 +18,7 @@ class Reductions {
   MlirValue neutral(Reduction reduction, ir::DType dtype, mlir::Type type);
   // The initial partial result of one half (0 or 1).
   MlirValues begin(const Value& reduce, ir::DType dtype, int64_t half);
-  // Adds one element to each lane in `mask` (null: all lanes). `place` has the lanes' places, for argmax and argmin.
+  // Adds one element to each lane in `mask` (null: all lanes). `place` has the lanes' positions, for argmax and argmin.
   MlirValues accumulate(const Value& reduce, ir::DType dtype, mlir::ValueRange before, MlirValue x, MlirValue place,
                         MlirValue mask);
   // Combines two partial results of the same lanes, with `x` as the first operand.

@@ -12,6 +12,7 @@ namespace torch_remote::codegen::formulas {
 // The types that the printed functions compute in. The caller converts other dtypes to one of them.
 inline constexpr ir::DType kTypes[] = {ir::DType::kFloat32, ir::DType::kFloat64, ir::DType::kInt64};
 
+// Concatenates the parts.
 std::string join(std::initializer_list<std::string_view> parts);
 
 // A kernel that stores `op` of its scalars.

@@ -6,7 +6,7 @@
 
 #include "codegen/gpu/values.h"
 
-// Emits the loops of a function: which thread computes which places, phase by phase.
+// Emits the loops of a function: which thread computes which positions, phase by phase.
 namespace torch_remote::codegen::gpu {
 namespace {
 
@@ -166,7 +166,7 @@ class PointsBody : Body {
     return sums;
   }
 
-  // If a total does not vary over a column dim, only the thread at the first place of that dim writes it.
+  // If a total does not vary over a column dim, only the thread at the first position of that dim writes it.
   void write(MlirValue chunk, const EmitPosition& at, const MlirValues& sums) {
     size_t next = 0;
     for (uint32_t t = 0; t < totals(); next += width(t++)) {
@@ -229,7 +229,7 @@ class RowsBody : Body {
   }
 
  private:
-  // Computes the places of the slots. This is repeated for each row, to save registers.
+  // Computes the positions of the slots. This is repeated for each row, to save registers.
   void find_spots() {
     spots_.clear();
     for (uint32_t slot = 0; held_ && slot < recipe_.slots; ++slot) {

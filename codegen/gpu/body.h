@@ -6,7 +6,8 @@
 
 namespace torch_remote::codegen::gpu {
 
-// Emits the code of a function at the builder's place in its first block. Enlarges *shared to the size that it needs.
+// Emits the code of `function`. `entry` is the function's first block, in which the builder's insertion point is.
+// Enlarges *shared to the size that the function needs.
 void emit_body(LlvmBuilder& builder, Function function, const Plans& plans, const Recipe& recipe, mlir::Block* entry,
                SharedMemory* shared);
 

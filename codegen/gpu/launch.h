@@ -32,7 +32,7 @@ std::string_view name(Function function);
 
 // All functions of a kernel have the same parameters. Each parameter has 8 bytes.
 enum class ParameterKind : uint8_t {
-  kData,           // of operand `a`: the address of its element at place 0 of all dims
+  kData,           // of operand `a`: the address of its element at position 0 of all dims
   kSize,           // of dim `a`
   kStride,         // in elements, of operand `a` along `b`: a dim, or (from dims() on) an indexed dim
   kBound,          // of indexed dim number `a`, counted over all operands

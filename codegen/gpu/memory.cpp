@@ -118,7 +118,7 @@ bool Memory::is_contiguous(uint32_t operand, const Indices& indices) const {
          std::ranges::all_of(indices, [](const MlirValues& index) { return index.size() == 1; });
 }
 
-// Whether an index is in bounds. If it is not, and the place is valid (null: it is), the index is recorded.
+// Whether an index is in bounds. If it is not, and the position is valid (null: it is), the index is recorded.
 MlirValue Memory::checked(uint32_t operand, uint32_t dim, MlirValue index, MlirValue valid) {
   MlirValue bound = parameter(ParameterKind::kBound, first_bound_[operand] + dim);
   MlirValue outside = b_.compare(Int::uge, index, bound);
@@ -242,7 +242,8 @@ void Memory::add_atomically(MlirValue value, MlirValue pointer, DType dtype) {
                              ll::AtomicOrdering::monotonic);
 }
 
-// If indices choose the places, several threads may add to one place. Otherwise each thread has its own places.
+// If indices choose the positions, several threads may add to one position. Otherwise each thread has its own
+// positions.
 void Memory::store_if(const Store& store, MlirValue value, const Access& to) {
   const DType dtype = kernel_.operands[store.operand].dtype;
   const auto write = [&] {

@@ -11,7 +11,7 @@
 // Kernel parameters, and loads and stores of operands and of lines of totals.
 namespace torch_remote::codegen::gpu {
 
-// The place for which code is emitted: a scalar, or several adjacent places (lanes) along the last column dim.
+// The position for which code is emitted: a scalar, or several adjacent positions (lanes) along the last column dim.
 struct EmitPosition {
   MlirValue outer;   // index along the outer one of two column dims
   MlirValue column;  // index of the first lane along the last column dim; null: a scalar
@@ -20,17 +20,17 @@ struct EmitPosition {
 
 class Memory {
  public:
-  // `lanes` is the number of adjacent places. `entry` is the function's first block, which has its parameters.
+  // `lanes` is the number of adjacent positions. `entry` is the function's first block, which has its parameters.
   Memory(GpuOps& ops, const Kernel& kernel, const Recipe& recipe, uint32_t lanes, mlir::Block* entry);
 
   MlirValue parameter(ParameterKind kind, uint32_t a = 0, uint32_t b = 0);
   MlirValue size(uint32_t dim) { return parameter(ParameterKind::kSize, dim); }
-  MlirValue rows();     // number of places of all row dims
+  MlirValue rows();     // number of positions of all row dims
   MlirValue columns();  // size of the last column dim; 0 if the outer one is empty
   MlirValue scalar(uint32_t number);
 
-  // These set the row and the place along the outer column dim at which operands are addressed. `row` is the row-major
-  // number of a row; null: place 0 of all row dims.
+  // These set the row and the position along the outer column dim at which operands are addressed. `row` is the
+  // row-major number of a row; null: position 0 of all row dims.
   void enter_row(MlirValue row);
   void enter_outer(MlirValue place);
   MlirValue row_place(uint32_t dim) { return row_places_[dim]; }

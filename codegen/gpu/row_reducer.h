@@ -16,7 +16,7 @@ struct SharedMemory {
   uint32_t places = 0;
 };
 
-// A thread's partial results of one reduction: for each lane a value, and for argmax and argmin its place (the
+// A thread's partial results of one reduction: for each lane a value, and for argmax and argmin its position (the
 // row-major index among the columns).
 struct Partial {
   const Value* reduce = nullptr;
@@ -30,7 +30,7 @@ class RowReducer {
       : ops_(ops), b_(ops.b), reductions_(ops), kernel_(kernel), shared_(shared) {}
 
   Partial begin(const Value& reduce, uint32_t lanes);
-  // Combines one element with a lane's result, if `valid`. `place`: the element's place, for argmax and argmin.
+  // Combines one element with a lane's result, if `valid`. `place`: the element's position, for argmax and argmin.
   void accumulate(Partial& partial, uint32_t lane, MlirValue x, MlirValue place, MlirValue valid);
   // Adds the partial results of later elements in the same lanes.
   void combine(Partial& partial, const Partial& later);

@@ -6,7 +6,7 @@
 #include "codegen/gpu/memory.h"
 #include "codegen/gpu/recipe.h"
 
-// The values of a kernel at the current place: scalars, or one value for each lane of each slot of the thread.
+// The values of a kernel at the current position: scalars, or one value for each lane of each slot of the thread.
 namespace torch_remote::codegen::gpu {
 
 class Values {
@@ -17,7 +17,7 @@ class Values {
   void set(uint32_t value, MlirValue scalar) { scalars_[value] = scalar; }
   void set_lanes(uint32_t value, size_t slot, MlirValues lanes) { lanes_[slot][value] = std::move(lanes); }
 
-  // Defines scalars, at a place of the outer column dim if there is one.
+  // Defines scalars, at a position of the outer column dim if there is one.
   void define(std::span<const uint32_t> values, MlirValue outer = {});
   // Defines lanes, for each slot at its position. Values that are defined already are skipped. Loads come first. If
   // they need few registers, the loads of several slots come together, so that they overlap.

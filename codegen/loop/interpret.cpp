@@ -10,7 +10,7 @@
 #include "codegen/loop/scalar_ops.h"
 
 // Computes row by row, value by value. A value over columns is computed for all columns before the next value. A row's
-// stores follow all its values, so loads read the memory before the kernel. No row stores to another row's places.
+// stores follow all its values, so loads read the memory before the kernel. No row stores to another row's positions.
 namespace torch_remote::codegen {
 namespace {
 
@@ -53,7 +53,8 @@ class Interpreter {
   int64_t points(DimSet dims) const {
     return by_line(dims) ? arguments_.sizes[kernel_.rows] : over_columns(dims) ? columns_ : 1;
   }
-  // The place among all columns of a point of these dims. If there is one point per line, it is the line's first place.
+  // The position among all columns of a point of these dims. If there is one point per line, it is the line's first
+  // position.
   int64_t place_of(DimSet dims, int64_t point) const { return by_line(dims) ? point * line_ : point; }
   Cell cell(uint32_t value, int64_t place) const {
     const DimSet dims = facts_[value].dims;
@@ -274,7 +275,8 @@ class Interpreter {
     return lanes[0];
   }
 
-  // Adds the elements of places `begin` to `end` to the lanes, as short sums. `line` is the first place of the line.
+  // Adds the elements of positions `begin` to `end` to the lanes, as short sums. `line` is the first position of the
+  // line.
   void add_short_sums(const Value& value, int64_t line, int64_t begin, int64_t end, std::vector<Cell>* lanes) const {
     const DType narrow = type(value.a);
     const Value& operand = kernel_.values[value.a];
@@ -334,8 +336,8 @@ class Interpreter {
     return static_cast<uint8_t*>(arguments_.data[operand]) + offset * item_size(kernel_.operands[operand].dtype);
   }
 
-  // Records the first failure: of the first row, there of the first place among the columns, there of the first line of
-  // text.
+  // Records the first failure: of the first row, there of the first position among the columns, there of the first line
+  // of text.
   void fail(const IndexFailure& failure, int64_t point, size_t sequence) {
     const std::pair<int64_t, size_t> at = {point, sequence};
     if (failed_before_ || (failure_.operand != kNone && at >= failed_at_)) return;
@@ -368,9 +370,9 @@ class Interpreter {
   const std::vector<Facts> facts_;
   const UsedValues uses_;
   std::vector<size_t> first_stride_, first_bound_;  // for each operand
-  int64_t columns_ = 1;                             // number of places of all column dims
-  int64_t line_ = 1;                                // number of places of the last column dim, at least 1
-  std::array<int64_t, kMaxDims> place_ = {};        // current place in the domain
+  int64_t columns_ = 1;                             // number of positions of all column dims
+  int64_t line_ = 1;                                // number of positions of the last column dim, at least 1
+  std::array<int64_t, kMaxDims> place_ = {};        // current position in the domain
   std::vector<std::vector<Cell>> cells_;            // of each value, in the current row
   std::vector<Total> totals_;
   IndexFailure failure_;

@@ -169,7 +169,7 @@ TEST(Interpret, RowsKeepTheColumns) {
   EXPECT_EQ(most, (std::vector<int64_t>{4, 4, 4}));
 }
 
-// Computes one sum for each place of the outer column dim: along its lines, then over all rows.
+// Computes one sum for each position of the outer column dim: along its lines, then over all rows.
 TEST(Interpret, LinesKeepTheOuterColumn) {
   std::vector<float> x = {1, 2, 3, 4, 5, 6, 1e8f, 1, 1, 1, 1, -1e8f}, sum(2), most(2);
   Call call(R"(kernel(i0 | j0, j1) {
@@ -731,7 +731,8 @@ TEST(Interpret, RandomStoresAtIndicesDoNotMeet) {
   EXPECT_GT(seen, 100u);
 }
 
-// A stored operand shares memory with at most one other operand of the same places, and each point has its own element.
+// A stored operand shares memory with at most one other operand of the same positions, and each point has its own
+// element.
 TEST(Interpret, RandomOperandsShareMemoryAsTheyMay) {
   size_t seen = 0;
   for (uint64_t seed = 0; seed < 3000; ++seed) {

@@ -17,8 +17,8 @@
 //
 // A kernel computes *values* at the points of a domain of rows and columns. A value is a loaded element, arithmetic on
 // earlier values at the same point, or a reduction over all columns or all rows. The dims over which a value varies
-// follow from this definition. A *place* is a position along one or several dims. A *line* is all places of the last
-// column dim, at one place of the other dims. All loads read the memory as it was before the kernel. Sizes, strides and
+// follow from this definition. A *line* is all positions of the last column dim, at one
+// position of the other dims. All loads read the memory as it was before the kernel. Sizes, strides and
 // scalars are arguments, so one kernel serves all of them.
 namespace torch_remote::codegen {
 
@@ -58,7 +58,7 @@ enum class Kind : uint8_t {
   kReduce,
   // i32: word c % 4 of block c / 4 of Philox4x32-10, with seed a and offset b (all i64), as in ir/philox.h.
   kRandom,
-  kRunning,  // `reduction` (sum, product or logsumexp) of a along the last column, from its first place to this one
+  kRunning,  // `reduction` (sum, product or logsumexp) of a along the last column, from its first position to this one
 };
 
 enum class Reduction : uint8_t {
@@ -66,7 +66,7 @@ enum class Reduction : uint8_t {
   kProduct,
   kMax,  // NaN if one is NaN
   kMin,
-  // i64: the row-major place among the columns of the first largest element, or of the first NaN if there is one.
+  // i64: the row-major position among the columns of the first largest element, or of the first NaN if there is one.
   kArgMax,
   kArgMin,
   kLogSumExp,  // for floats, and only as a running reduction: log(exp(a) + exp(b)), computed as in `log_add_exp`
@@ -75,7 +75,7 @@ enum class Reduction : uint8_t {
 enum class Over : uint8_t {
   kColumns,
   kRows,
-  kLines,  // all rows and the last column: one result for each place of the outer one of two columns
+  kLines,  // all rows and the last column: one result for each position of the outer one of two columns
 };
 
 // Values have the types bool, u8, i8, i16, i32, i64, f32, f64. Memory may also contain f16 and bf16; loads and stores
@@ -100,7 +100,7 @@ struct Store {
   uint32_t operand = 0;
   uint32_t value = 0;
   std::vector<uint32_t> indices = {};
-  // Adds to the existing element, in the order of the rows. Otherwise each place is written once, or any of several
+  // Adds to the existing element, in the order of the rows. Otherwise each position is written once, or any of several
   // writes wins.
   bool adds = false;
   bool operator==(const Store&) const = default;
@@ -173,7 +173,7 @@ std::vector<Value> log_add_exp(ir::DType type);
 // The arguments of a call.
 struct Arguments {
   std::span<const int64_t> sizes;  // of all dims of the domain
-  std::span<void* const> data;     // for each operand: its element at place 0 of all dims
+  std::span<void* const> data;     // for each operand: its element at position 0 of all dims
   // In elements. For each operand: one stride for each dim of the domain (0 if it does not vary), then one for each
   // indexed dim.
   std::span<const int64_t> strides;
@@ -188,9 +188,10 @@ struct IndexFailure {
   int64_t bound = 0;
 };
 
-// Running reductions are the same on all targets. Each kRunningBlock consecutive places of the last column are a block.
-// For d = 1, 2, 4, ..., each place is combined with the one d places before it. If that is outside the block, the
-// initial value takes its place. Finally each place is combined with the last result of the previous block.
+// Running reductions are the same on all targets. Each kRunningBlock consecutive positions of the last column are a
+// block. For d = 1, 2, 4, ..., each position is combined with the one d positions before it. If that is outside the
+// block, the initial value is used instead. Finally each position is combined with the last result of the previous
+// block.
 inline constexpr int64_t kRunningBlock = 16;
 
 // The order in which a target reduces.

@@ -301,7 +301,7 @@ class Verifier {
     return true;
   }
 
-  // Checks that each place is written once, except for places that indices choose.
+  // Checks that each position is written once, except for positions that indices choose.
   bool store_dims(const Store& store) {
     const StoreFacts at = facts(kernel_, store, facts_);
     if (!after_rows(at.finish, store.value)) return false;

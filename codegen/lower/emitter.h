@@ -40,7 +40,7 @@ class Emitter {
   // The sum over columns or lines, in `sum_type`. Short sums of an f32 are computed in f32 (`Order::short_sum`). The
   // error is a few units in the last place of the largest short sum, which is negligible if all numbers have one sign.
   V wide_sum(V value, Over over = Over::kColumns);
-  V running(Reduction reduction, V value);  // along the last column, up to each place
+  V running(Reduction reduction, V value);  // along the last column, up to each position
   V random(V seed, V offset, V number);
 
   V add(V a, V b) { return op(ir::ScalarOp::kAdd, a, b); }

@@ -19,7 +19,7 @@ V linear_index(NodeEmitter& node);
 // count from the end.
 V checked_index(NodeEmitter& node, uint32_t view, int64_t bound, bool wraps = false,
                 std::optional<int64_t> ignored = std::nullopt);
-// Loads an arbitrary element of an operand to check an index. The load reports a failure unless `index` is a place
+// Loads an arbitrary element of an operand to check an index. The load reports a failure unless `index` is a position
 // along this axis of the node's space.
 V check_index_in_axis(NodeEmitter& node, std::string_view name, V index, uint32_t axis);
 

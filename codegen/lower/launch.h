@@ -20,8 +20,8 @@ struct Binding {
   // The operand is transposed. The caller copies some of its rows to contiguous memory first, and copies stored
   // elements back afterwards. The kernel has one row dim and one column dim, and sees a column stride of 1.
   bool packed = false;
-  // The kernel adds to this operand. The caller first sets its elements to 0: those at all indices below `bounds` and
-  // all places along the kernel's dims.
+  // The kernel adds to this operand, so the caller first sets elements to 0: those at every combination of indices
+  // below `bounds` and positions along the kernel's dims.
   bool needs_zero_fill = false;
 };
 
@@ -40,7 +40,8 @@ struct IndexCheck {
 struct Launch {
   Kernel kernel;               // has at most one row dim
   std::vector<int64_t> sizes;  // of the kernel's dims
-  // Sizes of the dims around the kernel, outermost first. Reductions over rows are computed for each of their places.
+  // Sizes of the dims around the kernel, outermost first. The kernel is called once for each position along them, so a
+  // reduction over rows has one result per position.
   std::vector<int64_t> outer;
   std::vector<Binding> operands;
   std::vector<uint64_t> scalars;

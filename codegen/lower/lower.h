@@ -16,7 +16,7 @@ namespace torch_remote::codegen {
 // this run. Returns kUnsupported if no kernel can compute the group with these sizes and strides; its nodes can then be
 // executed one by one.
 // `in_order`: each kernel begins after the previous one has ended, so tensors of one node's list may share memory.
-// `kind`: with other kinds than kGroup, sizes may be 0. Compiled code needs elements, so it must not be called then.
+// `kind`: with other kinds than kGroup, sizes may be 0. Do not run compiled code for such sizes: it needs elements.
 Status lower_group(const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values,
                    std::vector<Launch>* launches, bool in_order = false, ir::DomainKind kind = ir::DomainKind::kGroup);
 

@@ -221,8 +221,8 @@ kernel(i0 | j0) {
 )");
 }
 
-// Rows are the images, and the groups are dims around the kernel. So sums over the images and places of a channel are
-// `lines` sums.
+// Rows are the images, and the groups are dims around the kernel. So sums over the images and positions of a channel
+// are `lines` sums.
 TEST(Lower, GroupNormBackward) {
   std::vector<Launch> launches;
   const std::string text = lowered(R"(graph(s0..s3) {
@@ -572,7 +572,7 @@ TEST(Lower, GradientsOfEverySecondPlace) {
 }
 
 TEST(Lower, WhatIsJoinedNeedNotFit) {
-  // An intermediate result is read at other places than those where it is computed.
+  // An intermediate result is read at other positions than those where it is computed.
   EXPECT_EQ(lowered(R"(graph(s0..s2) {
   b0: input survives
   b1: fresh(s2) written_once group_local
@@ -608,7 +608,7 @@ TEST(Lower, WhatIsStoredMayTakeAPlaceAfterItsLastLoad) {
   EXPECT_FALSE(shares(R"(  %1: f32[s0, s1]{s1, 1} @b1 = aten::relu(%0)
   %2: f32[s0, s1]{s1, 1} @b2 = aten::_softmax(%0, 1, false)
 )"));
-  // Elements have other sizes, and then other places.
+  // Elements have other sizes, and then other positions.
   EXPECT_FALSE(shares("  %1: bool[s0, s1]{s1, 1} @b1 = aten::logical_not(%0)\n"));
   EXPECT_FALSE(shares("  %1: f32[s0, s1]{s1, 1} @b1 = aten::relu(%0)\n", "f32[s0, s1]{0, 1}"));
 }

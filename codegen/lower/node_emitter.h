@@ -10,10 +10,11 @@
 
 namespace torch_remote::codegen {
 
-// Emits the values of one member of a domain.
+// Emits the values of one member of a domain. A *part* of the node is a view that it reads or writes (ir::Part). kNone
+// stands for a value that does not exist.
 class NodeEmitter {
  public:
-  // `item`: for ops over lists, the number of the tensors.
+  // `item`: for ops over lists, the index of the tensors in their lists; otherwise 0.
   NodeEmitter(GroupEmitter& group, const ir::IterationDomain::Member& member, uint32_t item);
 
   GroupEmitter& group;
@@ -28,12 +29,13 @@ class NodeEmitter {
 
   // The symbol's value as an argument of the kernel.
   V scalar_of(ir::DType type, ir::Sym symbol);
-  // The element or number of an argument, in its own type. kNone if the op has no such argument or it is not given.
+  // The value of an argument: the element of a tensor at the current point, or a number. It has the type that kernels
+  // compute in for its dtype. kNone: the op has no such argument, or it is not given.
   V operand(const ir::Arg& arg);
   V operand(std::string_view name);
   // The same value, converted to `type`.
   V operand(std::string_view name, ir::DType type);
-  // The element at the point, of a view that the node reads.
+  // The element of a view at the current point. kNone: the node does not read the view, or reads it at indices.
   V element(uint32_t view);
   bool has_part(std::string_view name) const;  // whether the argument is given and the kernel accesses its elements
 
@@ -41,7 +43,7 @@ class NodeEmitter {
   ir::DType result_dtype(size_t result) const;
   // Sets a result; `value` has the type that kernels compute in.
   void result(size_t index, V value);
-  // Writes `value` to all parts that the node writes: for ops that fill their first argument or work in place.
+  // Writes `value` to every part that the node writes. For ops that fill their first argument or work in place.
   void fill(V value);
   // Writes `value` to an argument that the op updates in addition to its results.
   void update(std::string_view name, V value);
@@ -50,8 +52,9 @@ class NodeEmitter {
   int64_t count_reduced() const;
   // The number of points that the member reduces, as an argument of the kernel.
   V reduced_points(ir::DType type);
-  // The sum of a value, in `sum_type`, over all dims along which the result does not vary, except rows that are not
-  // reduced (IterationDomain::unreduced_rows). Returns kNone if there is no such reduction.
+  // The sum of a value for a result that varies along fewer dims, such as the gradient of a norm's weight. It sums over
+  // the dims along which the result does not vary, in `sum_type`. Rows in IterationDomain::unreduced_rows are not
+  // summed. Returns kNone if LoopIR has no reduction over these dims.
   V sum_for(size_t result, V value);
   // The member's reduction of a value, in the value's type.
   V reduce(Reduction reduction, V value);

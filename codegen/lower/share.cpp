@@ -31,7 +31,7 @@ bool may_share(const Launch& launch, uint32_t made, uint32_t source) {
     }
   }
   // A row's last loads are in the last loop over its columns, where each element is loaded before its result is stored.
-  // Other elements are at other places, because distinct points store to distinct places.
+  // Other elements are at other positions, because distinct points store to distinct positions.
   const Schedule order = schedule(kernel);
   return loads && (order.phases <= 1 || order.values[stored->value].phase + 1 == order.phases);
 }

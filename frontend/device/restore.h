@@ -20,13 +20,13 @@ namespace torch_remote::frontend {
 
 struct RestoreOptions {
   bool replay = false;
-  std::string folder;  // for the log; empty: the system's folder for temporary files
-  uint64_t limit = uint64_t{1} << 30;
-  std::chrono::seconds interval{300};
+  std::string folder;                  // for the log; empty: the system's folder for temporary files
+  uint64_t limit = uint64_t{1} << 30;  // bytes of messages since the last checkpoint
+  std::chrono::seconds interval{300};  // a checkpoint is due after this time
 };
 
-// Sets the options for later connections of the device. Throws if it is connected. Implemented in device_state.cpp, as
-// checkpoint() and times_restored() are.
+// Sets the options for later connections of the device. Throws if it is connected. device_state.cpp implements this,
+// checkpoint() and times_restored().
 void set_restore(c10::DeviceIndex device, const RestoreOptions& options);
 // Stores the options without checking for a connection.
 void store_restore_options(c10::DeviceIndex device, const RestoreOptions& options);

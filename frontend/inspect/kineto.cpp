@@ -57,8 +57,8 @@ int64_t realtime_offset_ns() {
   return now.count() - static_cast<int64_t>(before + (after - before) / 2);
 }
 
-// Converts a worker's time to ours, as torch_remote/profile_recording.py does. If 0 lies within the bounds, the clocks
-// count as equal. Else their difference is interpolated between the samples.
+// Converts a worker's time to ours, as torch_remote/profiling/recording.py does. If 0 lies within the bounds, the
+// clocks count as equal. Else their difference is interpolated between the samples.
 class WorkerClock {
  public:
   explicit WorkerClock(const std::vector<ClockSample>& samples) {

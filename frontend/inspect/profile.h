@@ -9,7 +9,7 @@
 #include "remote/client/event_log.h"
 
 // Starts and stops the recording of events in this process and on the workers. It serves torch.remote.profile, where
-// Python (torch_remote/profiler.py) makes a trace of the events, and torch.profiler (kineto.cpp).
+// Python (torch_remote/profiling) makes a trace of the events, and torch.profiler (kineto.cpp).
 namespace torch_remote::frontend {
 
 // At the time `at` of our clock, the worker's clock is ahead of ours by `min_offset` to `max_offset` ns.

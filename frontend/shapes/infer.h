@@ -11,12 +11,13 @@
 // If none of them knows the result, a round trip to the worker does.
 namespace torch_remote::frontend {
 
-// Calls that reach the dispatcher's Meta key are counted per op: torch_remote._C.meta_key_calls().
+// The tier that inferred the results. kDynamic: none of them could, so the caller must ask the worker.
 enum class Tier { kRule, kStructured, kMetaKey, kDynamic };
+// Calls that reach the dispatcher's Meta key are counted per op: torch_remote._C.meta_key_calls().
 Tier infer(const OpEntry& op, const c10::IValue* args, Inferred& out);
 
-// The arguments with which a multi-tensor op calls `op.per_tensor_op` for its i-th tensor. Returns false if there is no
-// such call.
+// The arguments with which a multi-tensor op calls `op.per_tensor_op` for its i-th tensor. Returns false if the op has
+// none, or if its arguments cannot be derived from `args`.
 bool single_arguments(const OpEntry& op, const c10::IValue* args, size_t i, torch::jit::Stack& single);
 
 // For in-place and out overloads: raises if the arguments are invalid, and resizes `out` arguments. Runs the op at the

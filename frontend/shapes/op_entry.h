@@ -37,7 +37,8 @@ struct Inferred {
   void add_undefined();
 };
 
-// Returns false if this rule does not cover the call, or if the call is invalid; a later tier raises PyTorch's message.
+// Returns false if this rule does not cover the call, or if the call is invalid. The next tier (infer.h) then infers
+// the call, or raises PyTorch's message.
 using ShapeRuleFunction = bool (*)(const OpEntry& op, const c10::IValue* args, Inferred& out);
 
 // Raises if a call is invalid (call_checks.h).
@@ -68,11 +69,11 @@ struct OpEntry {
   // Indices of arguments by name, for the rules; -1 if the op has no argument of that name.
   int dim = -1, keepdim = -1, dtype = -1;
 
-  // For ops that are registered after this package was imported.
+  // Whether the worker has the op. Asked only for ops that are registered after this package was imported.
   enum class Known : uint8_t { kNotAsked, kYes, kNo };
   std::atomic<Known> worker_has{Known::kNotAsked};
 
-  // The cache of tier 3; guarded by `memo_mutex`.
+  // The cache of tier 3 (infer.h); guarded by `memo_mutex`.
   mutable std::mutex memo_mutex;
   mutable std::unordered_map<std::string, Inferred> memo;
   mutable std::atomic<uint64_t> meta_calls{0};  // calls that reached the dispatcher's Meta key

@@ -38,8 +38,8 @@ inline bool same_float(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && is_remote(a) && is_remote(b);
 }
 
-// Contiguous, and not also channels-last, which dims of size 1 allow. Then the memory format of a result is
-// unambiguous.
+// Whether the tensor is contiguous and not channels-last as well (with dims of size 1 it can be both). The memory
+// format of a result is then unambiguous.
 inline bool is_only_contiguous(const at::Tensor& t) {
   return t.suggest_memory_format() == c10::MemoryFormat::Contiguous && t.is_contiguous();
 }

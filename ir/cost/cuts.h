@@ -20,8 +20,8 @@
 // first time, from its structure and its sizes at that time. A plan has a short first piece, and a short last piece
 // before a wait. A piece in between has about as many records as the client can record while the worker is busy. It
 // ends where temporaries hold the fewest bytes. A planned cut is identified by a hash of all opcodes since the
-// beginning of its stretch; later sizes do not matter. No cut is added among ops with which another stretch began, so
-// that the cuts of that stretch do not change.
+// beginning of its stretch; later sizes do not matter. A new plan adds no cut
+// inside a sequence of ops with which an earlier stretch began. Otherwise the cuts of that stretch would change.
 namespace torch_remote::ir {
 
 struct CutLimits {

@@ -29,9 +29,10 @@ enum class ReductionKind : uint8_t {
 // The nodes that a domain may have.
 enum class DomainKind : uint8_t {
   kGroup,  // any nodes
-  // One node. Its dims may have size 0, which compiled code does not support. It may reduce over dims of size 1.
-  kNodeByRows,  // the columns are always the dims over which it reduces
-  kNode,        // it may also divide integers by elements, because the interpreter reports a division by zero
+  // The next two kinds have one node. Its dims may have size 0, which compiled code does not support. It may reduce
+  // over dims of size 1.
+  kNodeByRows,  // the columns are always the dims over which the node reduces
+  kNode,        // the node may divide integers by elements, because the interpreter reports a division by zero
 };
 
 class IterationDomain {
@@ -75,7 +76,7 @@ class IterationDomain {
   // The dims over which column reductions reduce; 0 until a reduction determines them.
   DimMask columns() const { return marks_.columns; }
   DimMask all() const { return (1u << sizes_.size()) - 1; }
-  // The row dims that reductions over rows keep. Each position along them is computed on its own.
+  // The row dims that remain when the kernel reduces over rows. Each position along them has its own reduction.
   DimMask unreduced_rows() const { return marks_.unreduced_rows; }
 
  private:

@@ -30,8 +30,9 @@ class KernelDims {
 
   // The kernel's loops, from outside to inside: all dims of `outer`, then of `row` (at most one), then of `columns`.
   std::vector<MergedDims> outer, row, columns;
-  int64_t row_length = 0;  // if the only dim is cut into rows: the length of a row; otherwise 0
-  int64_t remainder = 0;   // points after the last whole row
+  // If the domain has one dim after merging, it is cut into rows of this length; otherwise 0.
+  int64_t row_length = 0;
+  int64_t remainder = 0;  // points after the last whole row
 
  private:
   void find_reference();

@@ -128,7 +128,7 @@ inline constexpr std::string_view kCollectiveNamespace = "remote_c10d::";
 // The relation of result shapes to operand shapes, as passes know it.
 enum class ShapeRule : uint8_t {
   kNone,        // not specified
-  kPointwise,   // TensorIterator: broadcast, promote, keep the inputs' permutation; functions turn integers into floats
+  kPointwise,   // TensorIterator: sizes broadcast, dtypes promote, the inputs' order of dims is kept
   kComparison,  // broadcast; the result is bool
   kInPlace,     // no new results
   kReduction,

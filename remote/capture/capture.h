@@ -36,7 +36,7 @@ enum class CaptureEnding {
 struct CapturedError {
   Status status;
   uint32_t program = 0;   // program of the run that failed; 0: not a run
-  uint32_t record = 0;    // Node::source of the node that failed
+  uint32_t record = 0;    // Node::record of the node that failed
   uint64_t sequence = 0;  // sequence of the Run message; 0: not a run
 };
 

@@ -104,8 +104,8 @@ class Channel {
   Status wait(uint64_t number, const KeepWaiting& keep_waiting, Frame* reply, OpError* error,
               bool keep_expecting = false);
 
-  // These members are thread safe. But what only one thread at a time may call of `programs` and `outbox` requires
-  // `order`.
+  // These members are thread safe. There is one exception: functions of `programs` and `outbox` that only one thread at
+  // a time may call require `order`.
   const std::unique_ptr<Transport> transport;
   ProgramCache programs;
   Replies replies;

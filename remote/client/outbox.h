@@ -35,8 +35,8 @@ struct BuildJob {
 
 class Outbox {
  public:
-  // Adds the control bytes that are sent to `bytes_sent` and counts programs in `programs_built`. `worker` must not
-  // change once a program is built.
+  // `bytes_sent` and `programs_built` are counters, which the outbox increases: control bytes that it sent, and
+  // programs that it built. `worker` must not change once a program is built.
   Outbox(Transport& transport, Replies& replies, BuildFunction build, const ir::Capabilities& worker,
          std::atomic<uint64_t>& bytes_sent, std::atomic<uint64_t>& programs_built);
   ~Outbox() { end(); }

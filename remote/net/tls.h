@@ -57,7 +57,7 @@ class TlsContext {
   ssl_ctx_st* credentials_ = nullptr;
 };
 
-// Authenticates the other end.
+// How a connection authenticates the other end.
 struct TlsPeer {
   // For clients of workers with certificates: the host that the certificate must name.
   std::string host = {};
@@ -75,8 +75,8 @@ class TlsStream : public ByteStream {
   virtual void use_large_buffers() = 0;
 };
 
-// Runs the TLS handshake over a socket, which the stream owns (also if this fails). Errors name the fix. kUnsupported
-// means that one end does not trust the other.
+// Runs the TLS handshake over a socket. The stream owns the socket; if the handshake fails, the socket is closed.
+// Errors name the fix. kUnsupported means that one end does not trust the other.
 Status start_tls(int socket, const TlsContext& context, const TlsPeer& peer, const Deadline& deadline,
                  std::string description, std::unique_ptr<TlsStream>* stream);
 

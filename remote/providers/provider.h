@@ -11,8 +11,9 @@
 // Functions that start workers and connect to them.
 namespace torch_remote::remote {
 
-// A running worker and the connection to it. The destructor ends the worker if it was started together with this
-// object. Destroy the users of the transport first; then the worker ends by itself.
+// A running worker and the connection to it. If this object started the worker, the destructor waits until the worker
+// has ended, and kills it if that takes too long. The worker ends when its connection does, so destroy the users of the
+// transport first.
 class WorkerHandle {
  public:
   virtual ~WorkerHandle() = default;

@@ -45,7 +45,8 @@ class FakeWorker {
     thread_.join();
   }
 
-  // Makes what a BuildFunction returns to a client of this worker: only the program's numbers of parameters and inputs.
+  // Makes an encoded program for this worker, as a BuildFunction returns it. It contains only how many parameters and
+  // inputs the program has.
   static std::vector<uint8_t> make_program(const ir::Trace& trace);
   static std::vector<uint8_t> make_program(const ir::Graph& graph);
 

@@ -27,8 +27,8 @@ inline size_t physical_memory() {
   return bytes;
 }
 
-// Rounds up to 4, 5, 6 or 7 times a power of two; from 256 KiB on that is a multiple of 64 KiB. So similar sizes share
-// memory, and at most a fifth of it is unused.
+// Rounds up to 4, 5, 6 or 7 times a power of two, at least to 4096. From 256 KiB on the result is a multiple of 64 KiB.
+// Similar sizes share memory, and above 4096 bytes at most a fifth of it is unused.
 inline size_t size_class(size_t size) {
   if (size <= 4096) return 4096;
   const size_t step = std::bit_floor(size - 1) / 4;

@@ -26,7 +26,7 @@ class StreamTransport : public Transport, private FrameParser::Handler {
  public:
   struct Options {
     std::shared_ptr<SharedMemory> memory;  // shared with the peer; null if there is none
-    // Most bytes of an attachment that comes through the stream. A larger one is skipped: see Frame::refused.
+    // Most bytes of an attachment that comes through the stream. A larger one is skipped: see Frame::refused_bytes.
     uint64_t max_attachment_bytes = UINT64_MAX;
   };
   StreamTransport(std::unique_ptr<ByteStream> stream, Options options);
@@ -81,7 +81,8 @@ class StreamTransport : public Transport, private FrameParser::Handler {
   Status write_some(Pieces& pieces, int& descriptor);  // kTimeout if the peer accepts no more now
   Status wait_to_write();
   bool writable() const;
-  // Sends the messages of memory_ (SharedMemory::outgoing) if no other frame is about to take them along. Never waits.
+  // Sends the messages of memory_ (SharedMemory::outgoing), unless another thread is sending: its frame then takes them
+  // along. Never waits.
   void flush_memory_messages();
   Status lost(const std::string& what);
 

@@ -19,14 +19,18 @@ void encode_params(std::span<const int64_t> now, std::vector<int64_t>& last, std
 // decode or that go past the end of `last`. Sets `changed` if `bytes` has any change.
 Status decode_params(std::span<const uint8_t> bytes, std::vector<int64_t>& last, bool* changed);
 
-// A buffer id either stays the same from run to run (weights) or keeps its distance from `first_result_id` (results of
-// this step). Encoding: (skip count id*)*. `skip` ids follow the rule of their binding, and so do all ids after the
-// last pair. Before the first run all ids are 0 and not relative. The receiver sets their number, as it does for
-// params.
+// The ids that a run binds. Each binding has a rule, which predicts its id from the last run:
+//
+//   absolute: the same id, as for weights
+//   relative: the same distance from `first_result_id`, as for results of the current step
+//
+// Encoding: (skip count id*)*. The next `skip` bindings have the predicted ids. For each of the `count` bindings after
+// them, `id` is 0 if the other rule predicts the id and holds from now on. Otherwise it encodes the id itself (see
+// delta.cpp). Bindings after the last `count` have the predicted ids. Before the first run all ids are 0 and all rules
+// absolute. The receiver sets the number of bindings, as it does for params.
 struct Bindings {
   std::vector<uint64_t> ids;
-  std::vector<bool>
-      relative;  // the rule of each binding: id = first_result_id - offset, with the offset of the last run
+  std::vector<bool> relative;  // the rule of each binding
   uint64_t first_result_id = 0;
 };
 void encode_bindings(std::span<const uint64_t> now, uint64_t first_result_id, Bindings& last,

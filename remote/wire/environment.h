@@ -23,7 +23,7 @@ std::span<const EnvironmentVariable> environment_variables();
 
 // Fails if a TORCH_REMOTE_* variable of this process is unknown or has a value that is not allowed. The message names
 // the allowed values or the most similar known name. Called at the first use of a device and when a worker starts to
-// listen. So a wrong setting is never ignored, and yet the package can always be imported.
+// listen, not when the package is imported. (TORCH_REMOTE_INTEGRATIONS is the exception: the import reads it.)
 Status check_environment();
 
 // Whether a switch is on, that is, set to a value other than "" and "0".

@@ -30,8 +30,8 @@ class DeviceCollectives {
     ir::DType dtype = ir::DType::kFloat32;
     Reduction reduction = Reduction::kSum;
     int root = 0;
-    // On the device. Input and output are the same for an op in place. For all_gather and reduce_scatter one of them
-    // has as many times the bytes of the other as the group has ranks.
+    // On the device. Input and output are the same for an op in place. If the group has n ranks, the output of
+    // all_gather has n times the bytes of the input; for reduce_scatter the input has n times the bytes of the output.
     const void* input = nullptr;
     void* output = nullptr;
     uint64_t input_bytes = 0, output_bytes = 0;

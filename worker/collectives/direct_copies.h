@@ -63,7 +63,8 @@ class DirectCopies {
               std::shared_ptr<void> keep, Interrupted interrupted, Work* work);
   Status receive(int64_t pair, int64_t number, ir::DType dtype, std::span<std::byte> bytes, std::shared_ptr<void> keep,
                  Interrupted interrupted, Work* work);
-  // As send() and receive(), for the device's memory. The copies are queued there when the functions return.
+  // As send() and receive(), for the device's memory. The copies are queued there when the functions return. `look`:
+  // see BackgroundWork::wait.
   Status send_from(int64_t pair, int64_t number, ir::DType dtype, const void* data, uint64_t nbytes,
                    Interrupted interrupted);
   Status receive_to(int64_t pair, int64_t number, ir::DType dtype, void* data, uint64_t nbytes, Interrupted interrupted,

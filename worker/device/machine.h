@@ -37,7 +37,7 @@ class OtherProcessLoad {
   OtherProcessLoad& operator=(const OtherProcessLoad&) = delete;
 
   // Whether other processes lately used more than half of a core while this process had work. Niced processes do not
-  // count. Samples every 20 ms, which takes some 20 us, and decides every 100 ms.
+  // count. Samples every 20 ms, which takes some 20 µs, and decides every 100 ms.
   // `now`: CLOCK_MONOTONIC in ns. `client`: processor time that the client's process has used so far, in ns, which does
   // not count. `idle`: how long this process has had no work so far, in ns; the work of others during that time is
   // harmless.

@@ -28,9 +28,9 @@ struct SessionStart {
   std::vector<std::string> libraries;  // Folders that the session may read.
 };
 
-// Starts `command` (of ListenOptions) with the option that makes it a session. The caller keeps its descriptors.
-// `mask`: signals that are blocked there. `whole_environment`: passes all variables except secrets; otherwise only
-// those that a session's libraries read.
+// Starts `command` (of ListenOptions) with the option that makes it a session. The descriptors of `start` still belong
+// to the caller. `mask`: signals that are blocked in the new process. `whole_environment`: passes all variables except
+// secrets; otherwise only those that a session's libraries read.
 Status start_session(const SessionStart& start, const std::vector<std::string>& command, const sigset_t& mask,
                      bool whole_environment, pid_t* pid);
 

@@ -14,9 +14,10 @@ namespace torch_remote::worker {
 // compute with a wrong number instead.
 class ScalarChecks {
  public:
+  // Which numbers an op on half types accepts, if torch's CUDA kernel for it computes in float32.
   enum class HalfPolicy : uint8_t {
-    kWide,  // For half types: ops that torch's CUDA kernels compute in float accept all that a float holds.
-    kAny,   // Refuses everything that any of torch's kernels may refuse.
+    kWide,  // Numbers that float32 can hold, as on CUDA.
+    kAny,   // Numbers that the half type can hold, because some of torch's CPU kernels refuse others.
   };
   ScalarChecks(const ir::Graph& graph, const ir::Group& group, HalfPolicy half_policy);
 

@@ -103,8 +103,8 @@ class Runner {
 
   // Whether the runner may execute the node. RunnerProgram::takes_node decides with which values.
   virtual bool accepts(const ir::Graph& graph, uint32_t node) = 0;
-  // Whether the runner's programs may decline nodes that it accepted (RunnerProgram::takes_node). If not, no runner
-  // after it loads them.
+  // Whether the runner's programs may decline nodes that it accepted (RunnerProgram::takes_node). If not, the runners
+  // after it are not asked for these nodes.
   virtual bool may_decline() const { return false; }
   // For a runner that accepts nothing on this machine: the reason, and how to change that. Empty: it accepts some
   // nodes.

@@ -97,8 +97,8 @@ class Inbox final : public CollectiveClient {
   uint64_t client_asked_ = 0;   // When it last looked at the client's process, in ns.
   uint64_t waits_since_ = 0;    // When the client was first seen waiting, in ns; 0: it does not wait.
   bool client_polls_ = false;   // The client polls when it begins to wait.
-  // The client was answered and sent a message that it does not wait for. The processor time that it used while it
-  // waited is no evidence now.
+  // The client has its answer, and has sent a message that it does not wait for. It counts as computing until its
+  // processor time is measured again, because the last measurement was made while it waited.
   bool client_resumed_ = false;
   tr_client_activity client_activity_ = TR_CLIENT_IDLE;
 };

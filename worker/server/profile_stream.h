@@ -23,20 +23,20 @@ class ProfileStream {
   ProfileStream(const OpenSession& opened, Session& session, Replies& replies)
       : opened_(opened), session_(session), replies_(replies) {}
 
-  // Executes the client's command and replies to it. `received`: when it was received. The device's work and background
-  // ops are done.
+  // Executes the client's command and replies to it. `received`: when it was received. Call this when the device's work
+  // and background ops are done.
   Status execute(const wire::Profile& command, uint64_t sequence, uint64_t received);
 
-  // Returns the time at which handling a message begins; 0: no profile is recorded.
+  // Call this when the handling of a message begins. Returns the time, in ns; 0: no profile is recorded.
   uint64_t begin_message() const { return profile_ ? monotonic_ns() : 0; }
-  // Records the handling of a message that began then.
+  // Records that a message has been handled. `begin`: what begin_message() returned.
   void end_message(const wire::Header& message, uint64_t begin);
 
   // Sends what was recorded since the last part. Does nothing if no profile is recorded.
   Status hand_over();
   // As hand_over(), but only when a part is due.
   Status hand_over_if_due() { return due_in() == 0 ? hand_over() : Status(); }
-  // Nanoseconds until then; Profile::kNever: not before another message.
+  // Nanoseconds until a part is due; Profile::kNever: not before another message.
   uint64_t due_in() const { return profile_ ? profile_->next_hand_over_in(monotonic_ns()) : Profile::kNever; }
 
  private:

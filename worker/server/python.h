@@ -14,15 +14,16 @@
 #include "ir/status.h"
 
 // Python functions that a session calls for its client, if the worker was started to do so. Calls run in processes of
-// their own (python_process.py of the package), one at a time in each. There are up to kMostProcesses processes, or as
-// many as there are cores if that is more; further calls wait.
+// their own (python_process.py of the package), one at a time in each. There are up to kMostProcesses processes, or one
+// per core if that is more; further calls wait.
 //
 // Requests and results are `Parts` in a memfd: the number of parts, the offset and size of each (64 bits, little
 // endian), and the parts. Part 0 is for the Python code at both ends: it identifies the function, or holds the result.
 // The other parts are elements of tensors, packed.
 //
-// A process reports when it takes a call. If a process that has answered a call before ends without taking the next
-// one, another process gets that call. So a call that follows a killed one never fails because of it.
+// A process reports when it takes a call. It may end before it takes the call that it was given, for example because
+// the previous call was killed. Another process then gets the call, unless the ended process never answered any call. A
+// killed call therefore never makes the next one fail.
 namespace torch_remote::worker {
 
 inline constexpr uint64_t kMostParts = 4097;

@@ -57,8 +57,9 @@ class BackgroundOps {
   void wait_for_all();
   // Returns when no op is writing this memory.
   void await_writers(const MemoryPtr& memory);
-  // Call it before a run of the program. Waits until no op writes to the inputs that the run writes: if the memory of
-  // such an input is shared, the run first copies it. For other inputs, the nodes that read them wait.
+  // Call it before a run of the program. Waits until no op writes to an input that the run writes, because the run may
+  // first copy the contents of such an input. Inputs that the run only reads are left out: the nodes that read them
+  // wait.
   void await_inputs(const LoadedProgram& program);
   // Waits for the ops that `concerns` selects. Calls `failed` for each of them that failed.
   void await(const std::function<bool(const Op&)>& concerns,

@@ -17,7 +17,7 @@ struct Failure {
   uint64_t number = 0;           // Position among the session's failures, from 1.
   uint64_t skipped_updates = 0;  // In-place updates that did not happen because of this failure.
   bool reported = false;         // The client knows this failure.
-  bool announced = false;
+  bool announced = false;        // An acknowledgement has contained it, for captures (wire.fbs: Acknowledge.error).
 };
 using FailurePtr = std::shared_ptr<Failure>;
 

@@ -52,8 +52,8 @@ struct LoadedProgram {
   ir::Graph graph;
   std::vector<uint8_t> bytes;  // Retained if a runner may accept a group later.
 
-  // The runners' forms of the program, and the choice of runners. Where a node failed or must not run, the nodes
-  // execute one by one.
+  // The runners' forms of the program, and the choice of runners. If a node of a group fails or must not run, the
+  // session does not use `steps` for the group: its nodes execute one by one.
   struct Loaded {
     std::unique_ptr<RunnerProgram> program;  // Null: this runner executes none of the nodes.
     bool is_current = false;                 // The runner has seen `values`.

@@ -41,10 +41,11 @@ class Profile {
   uint64_t dropped() const { return dropped_; }
 
   // Nanoseconds after `now` when events() should be handed over. 0 if there are many events or the first one is old;
-  // kNever if no event requires it. Events of the handing over itself never do.
+  // kNever if nothing is due. Events that record a hand-over do not make another one due.
   uint64_t next_hand_over_in(uint64_t now) const;
   static constexpr uint64_t kNever = UINT64_MAX;
-  // The events, and the programs, were handed over.
+  // Call it after events() and encode_programs() were sent to the client: forgets the events, and marks the variants as
+  // sent.
   void handed_over();
   // The events cannot be handed over: counts them as dropped.
   void drop_events();

@@ -23,7 +23,7 @@ class RunFailures {
     if (!empty() || !failed_checks_.empty()) store_failures(buffer, entry);
   }
 
-  // Whether no operand of a node may be unusable.
+  // True: no node has an unusable operand.
   bool empty() const { return poison_.empty() && missing_updates_.empty(); }
   // The reason why a buffer has no contents.
   FailurePtr poison_of(uint32_t buffer) const { return of(poison_, buffer); }

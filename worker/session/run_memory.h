@@ -33,9 +33,9 @@ class RunMemory {
   bool allocate_arena();
   // Allocates the memory that the stage touches first. Returns false if there is not enough.
   bool allocate(const Stage& stage);
-  // Call it before the nodes of the stage from `next` on execute one by one, even those of groups. A group's result may
-  // have taken over the memory of a buffer that these nodes still read. The buffer gets its memory back, and the result
-  // has no memory until it is allocated.
+  // Call this before the session executes the nodes of a group one by one. `next`: the first node that has not run. The
+  // stage may have given the memory of an operand to a result of the group. Single nodes still read that operand, so it
+  // gets its memory back. The result has no memory until it is allocated.
   void unshare(const Stage& stage, uint32_t next);
   // Allocates memory for one buffer, unless it has some. Returns false if there is not enough; the buffer then stays
   // without memory.

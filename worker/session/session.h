@@ -88,7 +88,7 @@ class Session {
     std::shared_ptr<void> keep;
   };
   FailurePtr locate(const ReadRequest& request, uint64_t sequence, Located* located);
-  // All of a buffer of the checkpoint, as it was then.
+  // All of a buffer, as it was at the checkpoint.
   FailurePtr locate_in_checkpoint(uint64_t buffer, uint64_t sequence, Located* located) const;
   // Queues packing the elements into `destination`, which `keep` owns. Returns null if the elements are there now.
   // Otherwise the caller waits for the device's next ticket and calls settle(). After that, the returned object has the
@@ -103,8 +103,8 @@ class Session {
   // Returns when no op is running in the background.
   void wait_for_background() { background_ops_.wait_for_all(); }
 
-  // Not ok if the session's data besides buffer contents (buffer entries, programs, failures) exceeds its limit. Only a
-  // client that provokes it gets there. The caller ends the session.
+  // Not ok if the session's data besides buffer contents (buffer entries, programs, failures) exceeds its limit. The
+  // caller then ends the session. Only a client that intends it gets this far.
   Status within_limit();
 
  private:

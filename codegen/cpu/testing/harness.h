@@ -15,7 +15,7 @@ namespace torch_remote::codegen::cpu::testing {
 
 using Bytes = std::vector<uint8_t>;
 
-// Arguments of a call, and the operands' bytes, which begin with place 0.
+// Arguments of a call, and the operands' bytes, which begin with position 0.
 struct Case {
   std::vector<int64_t> sizes, strides, bounds;
   std::vector<uint64_t> scalars;

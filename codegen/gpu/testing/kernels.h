@@ -10,8 +10,9 @@ namespace torch_remote::codegen::gpu::testing {
 struct NamedKernel {
   std::string_view name;
   std::string_view text;
-  // Sizes of all dims, and bounds of the indexed ones, to call it with.
+  // One entry for each call that tests make: the sizes of the kernel's dims.
   std::vector<std::vector<int64_t>> sizes;
+  // For every call: the bounds of the indices, one for each `_` in the text.
   std::vector<int64_t> bounds = {};
 };
 

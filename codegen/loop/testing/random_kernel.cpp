@@ -421,9 +421,9 @@ class Maker {
     kernel_.stores.push_back({.operand = to, .value = value, .adds = adds});
   }
 
-  // The index covers the dims that the operand lacks. If the store does not add, no two points may have the same place.
-  // So the index is loaded from an operand with exactly these dims, whose elements TestData makes different, or it
-  // consists of the dims.
+  // The index covers the dims that the operand lacks. If the store does not add, no two points may have the same
+  // position. So the index is loaded from an operand with exactly these dims, whose elements TestData makes different,
+  // or it consists of the dims.
   void indexed_store(uint32_t value) {
     const DimSet dims = points(value);
     const DimSet direct = dims & below(1u << kMaxDims);

@@ -24,7 +24,7 @@ struct RandomKernelOptions {
 
 // Makes a kernel that verifies; any construct may occur. Its results are defined to the last bit. What LoopIR leaves
 // undefined does not reach a store: conversions that do not fit, bits and sign of a NaN, several rows that store to one
-// place.
+// position.
 Kernel random_kernel(Rng& rng, const RandomKernelOptions& options = {});
 
 }  // namespace torch_remote::codegen::testing

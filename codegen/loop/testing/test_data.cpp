@@ -84,8 +84,8 @@ class Maker {
     return value(index).kind == Kind::kLoad && kernel_.operands[value(index).operand].indexed == 0;
   }
 
-  // A bound is large enough for all places that stores must keep apart, and for all places of a dim that is used as
-  // index.
+  // A bound is large enough for all positions that stores must keep apart, and for all positions of a dim that is used
+  // as index.
   void bounds(uint32_t operand) {
     first_bound_.push_back(data_.bounds.size());
     const uint32_t indexed = kernel_.operands[operand].indexed;

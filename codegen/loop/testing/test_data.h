@@ -14,13 +14,13 @@ struct TestDataOptions {
   // Some indices are out of bounds. If false, indices that are loaded from an operand are in bounds, but computed ones
   // may not be.
   bool wrong_indices = true;
-  bool aliases = true;    // a stored operand may share the memory of another operand with the same places
+  bool aliases = true;    // a stored operand may share the memory of another operand with the same positions
   bool special = true;    // NaN, infinities, denormals and -0 among floats, extremes among integers
   bool unaligned = true;  // operands begin at any element; otherwise at multiples of 64 bytes
 };
 
-// The arguments of a kernel, and their memory. A copy has its own memory: to compare two executions, call each with one
-// copy.
+// The arguments of a kernel, and their memory. A copy of this object has memory of its own. To compare two executions
+// of a kernel, give each of them a copy.
 class TestData {
  public:
   // Makes random sizes, numbers and layouts: gaps, any order of dims, negative strides, and stride 0 for operands that
@@ -49,7 +49,7 @@ class TestData {
   };
   struct View {
     uint32_t buffer = 0;
-    size_t first = 0;  // the element at place 0 of all dims
+    size_t first = 0;  // the element at position 0 of all dims
   };
   std::vector<int64_t> sizes, strides, bounds;
   std::vector<uint64_t> scalars;

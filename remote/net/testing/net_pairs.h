@@ -56,7 +56,7 @@ struct TlsEnd {
   std::unique_ptr<TlsStream> stream;
   Status status;
 
-  // A secret of the connection.
+  // A secret that both ends of this connection share, and no other connection has (TLS exporter).
   Digest secret() {
     Digest secret{};
     EXPECT_TRUE(stream->export_secret("EXPORTER-test", {}, &secret).ok());

@@ -13,7 +13,7 @@
 namespace torch_remote::worker::testing {
 
 struct DeviceUnderTest {
-  std::function<std::unique_ptr<Device>(uint64_t limit)> make;
+  std::function<std::unique_ptr<Device>(uint64_t limit)> make;  // limit: bytes of its memory
   // Only the device can access its memory: other accesses crash.
   bool has_private_memory = false;
 };

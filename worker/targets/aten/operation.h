@@ -72,6 +72,7 @@ class Operation {
   void add_argument(const ir::Arg& arg, const c10::Argument& argument,
                     const std::function<at::Tensor(const ir::Arg&)>& tensor);
 
+  // The value of an argument that the node does not give: none, its default, or the target's device.
   c10::IValue absent(const c10::Argument& argument) const;
 
   const Target target_;

@@ -21,9 +21,9 @@ void register_if_unknown(std::string_view name);
 // them.
 class TestGraph {
  public:
-  // Adds a node. `results`: the results that the op should return. Their sizes and strides count, their memory does
-  // not; an undefined tensor is an unused result. In later calls these tensors stand for the results. Random ops get
-  // (seed, offset).
+  // Adds a node. `results`: tensors with the sizes and strides of the op's results; their contents are not used. An
+  // undefined tensor is an unused result. Pass the same tensors as arguments of later calls that read the results.
+  // Random ops get (seed, offset).
   void call(std::string_view op, const std::vector<c10::IValue>& args, const std::vector<c10::IValue>& results,
             int64_t seed = 0, int64_t offset = 0);
   // Call this after the last call: completes the graph. Loading calls it too.

@@ -12,8 +12,8 @@ namespace torch_remote::worker::aten {
 // threads were. So a node whose sizes keep changing is not measured forever.
 class ThreadTuner {
  public:
-  // How often a node is timed with one thread and with all; the medians are compared. The minimum would mislead: with
-  // all threads it is a call for which every other thread happened to be awake.
+  // How often a node is timed with one thread and with all. The medians are compared: all threads must take 25 % less
+  // time. The minimum would mislead: with all threads it is a call for which every other thread happened to be awake.
   static constexpr uint32_t kSamples = 9;
 
   // The nodes' sizes have changed. `work`: each node's work, from `estimate_work`. Sets (*parallel)[node] for each node

@@ -15,10 +15,10 @@
 // many an op. A worker that waits for messages puts them to sleep.
 namespace torch_remote::worker::aten {
 
-// A node with at least this much work (ir/cost/work.h) gets several threads: about 20 us of one core.
+// A node with at least this much work (ir/cost/work.h) gets several threads: about 20 µs of one core.
 inline constexpr double kMinParallelWork = 1 << 20;
-// We wake sleeping threads for a run whose parallel nodes have at least this much work: some 600 us of one core. A
-// wake-up takes 50 to 500 us, during which the threads contribute nothing.
+// We wake sleeping threads for a run whose parallel nodes have at least this much work: some 600 µs of one core. A
+// wake-up takes 50 to 500 µs, during which the threads contribute nothing.
 inline constexpr double kMinWakeWork = 1 << 25;
 
 // Chooses the cores on which sleeping threads wake. The *caller* is the thread that runs ops and wakes the others. A

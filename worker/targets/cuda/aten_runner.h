@@ -17,7 +17,7 @@ struct AtenSource {
   // The library with torch's CUDA kernels; empty: libtorch_cuda.so next to the plugin's libtorch_cpu.so.
   std::string library;
   std::string found;    // The library's path, for messages.
-  std::string missing;  // Why there is none; after "; " what to do.
+  std::string missing;  // For errors: "<why there is none>; <what to do>".
 };
 
 // Looks for the library in the folder of torch's libraries. `plugin`: the plugin's path.

@@ -5,8 +5,8 @@
 
 namespace torch_remote::worker {
 
-// NVIDIA GPUs. If a GPU cannot be opened, the error names what to install. `source`: how --probe opens the driver and
-// the libraries.
+// NVIDIA GPUs. If a GPU cannot be opened, the error names what to install. `source`: what --probe uses to
+// open the driver and the libraries; tests replace it.
 Target cuda_target(cuda::ProbeSource source = cuda::nvidia());
 
 }  // namespace torch_remote::worker

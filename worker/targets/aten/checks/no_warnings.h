@@ -4,7 +4,7 @@
 
 namespace torch_remote::worker::aten {
 
-// Drops torch's warnings of this thread while it lives.
+// Torch's warnings of this thread are dropped while an object of this class exists.
 class NoWarnings {
  private:
   struct Handler final : c10::WarningHandler {

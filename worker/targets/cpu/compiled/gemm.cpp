@@ -83,7 +83,7 @@ class SmallGemmBinder {
                   values_[view.strides[1]]};
   }
 
-  SmallGemm::Place place(const ir::View& view) const {
+  SmallGemm::Location location(const ir::View& view) const {
     return {view.buffer, values_[view.offset] * static_cast<int64_t>(ir::item_size(view.dtype))};
   }
 
@@ -107,9 +107,9 @@ class SmallGemmBinder {
     call_.left_line = left->row_stride;
     call_.right_line = right->column_stride;
     call_.result_line = result->row_stride;
-    matmul_->left_ = place(left->view);
-    matmul_->right_ = place(right->view);
-    matmul_->result_ = place(result->view);
+    matmul_->left_ = location(left->view);
+    matmul_->right_ = location(right->view);
+    matmul_->result_ = location(result->view);
     return true;
   }
 
@@ -128,7 +128,7 @@ class SmallGemmBinder {
     }
     call_.addend_row = strides[0];
     call_.addend_column = strides[1];
-    matmul_->addend_ = place(view);
+    matmul_->addend_ = location(view);
     matmul_->adds_ = true;
     return true;
   }
@@ -165,8 +165,8 @@ size_t SmallGemm::scratch() const {
 }
 
 void SmallGemm::run(std::span<const tr_buffer> buffers, const ParallelFor& parallel) const {
-  const auto at = [&](const Place& place) {
-    return static_cast<std::byte*>(buffers[place.buffer].data) + place.offset;
+  const auto at = [&](const Location& location) {
+    return static_cast<std::byte*>(buffers[location.buffer].data) + location.offset;
   };
   GemmCall call = call_;
   call.right = at(right_);

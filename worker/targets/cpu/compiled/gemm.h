@@ -38,7 +38,7 @@ class SmallGemm {
 
  private:
   friend class SmallGemmBinder;
-  struct Place {
+  struct Location {
     uint32_t buffer = 0;
     int64_t offset = 0;  // bytes
   };
@@ -47,7 +47,7 @@ class SmallGemm {
 
   const GemmLoops& loops_;
   GemmCall call_;  // addresses are filled in by `run`
-  Place left_, right_, result_, addend_;
+  Location left_, right_, result_, addend_;
   bool adds_ = false;
 };
 

@@ -23,10 +23,11 @@ class GemmChoices {
   struct Options {
     const GemmLoops* loops = nullptr;
     ParallelFor threads;  // null: the calling thread runs everything
-    // Computes a GEMM with a library (tr_matmul, plugin.h). Null if there is none, and then nothing is chosen.
+    // Computes a GEMM as tr_matmul::algorithm says (plugin.h): like torch's op, or with oneDNN. If it is null, the
+    // choice is made as with `fixed`.
     std::function<bool(const tr_matmul& matmul)> library;
-    // If set, nothing is measured, because each process must give the same bits. Then the loops compute what they
-    // support, and oneDNN the rest.
+    // If set, nothing is measured, because each process must give the same bits. The loops compute what they support,
+    // oneDNN the rest if it can, and torch's library all others.
     bool fixed = false;
     std::string folder;                  // the folder for choices; empty: memory only
     std::string about;                   // processor, libraries, number of threads
@@ -40,7 +41,8 @@ class GemmChoices {
   // Returns kUnknown if the class is not measured yet. A known choice never changes.
   Algorithm algorithm(const GemmShape& shape);
   bool is_fixed() const { return options_.fixed; }
-  // The library, for kOneDnn.
+  // The function with which callers compute GEMMs whose algorithm is kOneDnn. GEMMs with kLibrary are left to the ATen
+  // plugin, as nodes.
   const std::function<bool(const tr_matmul& matmul)>& library() const { return options_.library; }
   bool wants_measuring() const { return !wanted_.empty(); }
   // Measures the requested classes for about kTimeAtOnce, and at least one round of their algorithms. Further calls
@@ -51,7 +53,8 @@ class GemmChoices {
   // Increases with each class that is measured.
   uint64_t generation() const { return generation_; }
 
-  // The shape that is measured for its whole class: rows, columns and depth are about the same.
+  // The class of a shape, named by the shape that is measured for it. Shapes of a class have similar rows, columns and
+  // depth.
   static GemmShape class_of(const GemmShape& shape);
 
  private:
@@ -61,9 +64,9 @@ class GemmChoices {
   const Options options_;
   const KernelFiles files_;
   std::map<GemmShape, Algorithm> algorithms_;  // by class
-  std::deque<GemmShape> wanted_;
-  std::unique_ptr<Measurement> measurement_;  // of the first class of `wanted_`; null before its first round
-  std::optional<bool> has_onednn_;            // unknown until it is first needed
+  std::deque<GemmShape> wanted_;               // classes that were asked for and are not measured yet
+  std::unique_ptr<Measurement> measurement_;   // of the first class of `wanted_`; null before its first round
+  std::optional<bool> has_onednn_;             // unknown until it is first needed
   uint64_t generation_ = 0;
 };
 

@@ -38,8 +38,8 @@ struct GemmShape {
                                            kFewestForOneDnn;
   }
 
-  // Minimum number of multiplications for oneDNN. Calling it costs some 10 us, and the first call of a shape some 300
-  // us.
+  // Minimum number of multiplications for oneDNN. Calling it costs some 10 µs, and the first call of a shape some 300
+  // µs.
   static constexpr double kFewestForOneDnn = 1 << 19;
 };
 

@@ -50,7 +50,7 @@ class LibraryGemmBinder {
                     {nullptr, batches ? stride(0) : 0, stride(first), stride(first + 1)}};
   }
 
-  LibraryGemm::Place place(const ir::View& view) const {
+  LibraryGemm::Location location(const ir::View& view) const {
     return {view.buffer, values_[view.offset] * static_cast<int64_t>(ir::item_size(view.dtype))};
   }
 
@@ -82,9 +82,9 @@ class LibraryGemmBinder {
     matmul_.left = left->strides;
     matmul_.right = right->strides;
     matmul_.result = result->strides;
-    made_->left_ = place(left->view);
-    made_->right_ = place(right->view);
-    made_->result_ = place(result->view);
+    made_->left_ = location(left->view);
+    made_->right_ = location(right->view);
+    made_->result_ = location(result->view);
     return true;
   }
 
@@ -103,7 +103,7 @@ class LibraryGemmBinder {
       if (size != 1) strides[at] = values_[view.strides[d]];
     }
     matmul_.addend = {nullptr, strides[0], strides[1], strides[2]};
-    made_->addend_ = place(view);
+    made_->addend_ = location(view);
     made_->adds_ = true;
     return true;
   }
@@ -142,8 +142,8 @@ double LibraryGemm::points() const {
 }
 
 bool LibraryGemm::run(std::span<const tr_buffer> buffers, const std::function<bool(const tr_matmul&)>& library) const {
-  const auto at = [&](const Place& place) -> void* {
-    return static_cast<std::byte*>(buffers[place.buffer].data) + place.offset;
+  const auto at = [&](const Location& location) -> void* {
+    return static_cast<std::byte*>(buffers[location.buffer].data) + location.offset;
   };
   tr_matmul matmul = matmul_;
   matmul.algorithm = TR_MATMUL_ONEDNN;

@@ -31,7 +31,7 @@ class LibraryGemm {
 
  private:
   friend class LibraryGemmBinder;
-  struct Place {
+  struct Location {
     uint32_t buffer = 0;
     int64_t offset = 0;  // bytes
   };
@@ -39,7 +39,7 @@ class LibraryGemm {
   LibraryGemm() = default;
 
   tr_matmul matmul_{};  // addresses are filled in by `run`
-  Place left_, right_, addend_, result_;
+  Location left_, right_, addend_, result_;
   bool adds_ = false;
 };
 

@@ -8,8 +8,8 @@
 #include "worker/targets/cuda/device/driver.h"
 #include "worker/targets/cuda/device/library.h"
 
-// NCCL 2.18 or later, as a table of functions, opened at run time. The types are declared as in nccl.h; nccl_types_test
-// compares them.
+// NCCL 2.18 or later, as a table of functions, opened at run time. The types are those of NVIDIA's nccl.h, under our
+// names; nccl_types_test compares the values.
 namespace torch_remote::worker::cuda::nccl {
 
 // ncclResult_t

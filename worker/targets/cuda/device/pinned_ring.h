@@ -22,8 +22,8 @@ class PinnedRing {
 
   // Does nothing if it is open.
   Status open();
-  // Returns memory for `words` words, at most kAreaWords. The caller must have queued its copies from the memory of
-  // earlier calls.
+  // Returns memory for `words` words, at most kAreaWords. Before the next
+  // take(), queue the copy from this memory: the ring waits only for copies that are queued.
   Status take(size_t words, Stream stream, uint64_t** memory);
   // Waits until the queued copies are done, and frees the memory. Not to be called on a lost GPU, whose pinned memory
   // is freed when the process ends.

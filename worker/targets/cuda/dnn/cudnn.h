@@ -117,7 +117,7 @@ enum class AttributeType : int {
   kPointer = 6,          // void*
   kConvolutionMode = 7,  // ConvolutionMode
   kHeuristicsMode = 8,   // HeuristicsMode
-  kNote = 11,            // Note
+  kNote = 11,            // NumericalNote
   kPointwiseMode = 14,   // PointwiseMode
   kDescriptor = 15,      // Descriptor
   kReductionMode = 18,   // ReductionMode

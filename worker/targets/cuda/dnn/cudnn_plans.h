@@ -48,8 +48,9 @@ class PlanChoice {
   // Whether the choice file named the plan, and it has not been called yet.
   bool is_from_file() const { return from_file_; }
 
-  // Calls a plan at once, and drops plans that fail. Fails if none works; if is_from_file(), new plans may then work.
-  // `settled`: plans are neither timed nor replaced by one that needs less memory.
+  // Calls a plan at once, and drops plans that fail. Fails if none works. If is_from_file() was true, add new plans
+  // then and try again. `settled`: plans are neither timed nor replaced by one that needs less memory. `what`: the op,
+  // for errors. `more`: see bytes_of().
   Status first_run(Gpu& gpu, CachingAllocator& memory, const Call& call, bool settled, std::string_view what,
                    uint64_t more = 0);
   // Checks whether the timing is done. True: the fastest plan was just found.
@@ -65,15 +66,16 @@ class PlanChoice {
 
   std::vector<Plan> plans_;  // The heuristic's first choice first.
   size_t best_ = 0;
-  // Events before and after each plan while plans are timed, the last plan first; one more than plans.
+  // While plans are timed: an event before the first timed plan, and one after each. Plans are timed in reverse order.
   std::vector<Event> timing_events_;
   bool has_succeeded_ = false;
   bool decided_ = false;
   bool from_file_ = false;
 };
 
-// Adds the plans from one heuristics mode until there are `max_plans`. `wanted` filters engines by their notes. `only`:
-// only the plan with this choice. Returns the error of the last plan that failed, if one did.
+// Adds the plans from one heuristics mode to `plans` until there are `max_plans`, and their descriptors to `made`.
+// `workspace`: the largest that a plan may need, in bytes. `wanted` filters engines by their notes. `only`: only the
+// plan with this choice. Returns the error of the last plan that failed, if one did.
 Status add_plans(const Table& table, Handle handle, Descriptor graph, HeuristicsMode mode, uint64_t workspace,
                  size_t max_plans, const std::function<bool(const std::vector<NumericalNote>& notes)>& wanted,
                  const std::string* only, std::vector<Descriptor>* made, std::vector<Plan>* plans);

@@ -146,7 +146,7 @@ Status GemmUnit::run(std::span<const tr_buffer> buffers, uint64_t run_id) {
   if (plan_.calls.empty()) return {};
   CudaDevice& device = cublaslt_.device();
   RunMemory memory(device, buffers);
-  if (Status status = memory.allocate(plan_.scratch, "a product"); !status.ok()) return status;
+  if (Status status = memory.allocate(plan_.scratch, "a matmul"); !status.ok()) return status;
   if (device.gpu().is_lost()) return {};
   for (const uint32_t zeros : plan_.zeros) memory.fill({kScratch + zeros, 0}, plan_.scratch[zeros], 0);
   Status status;

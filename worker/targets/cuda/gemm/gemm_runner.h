@@ -15,8 +15,8 @@ namespace torch_remote::worker::cuda {
 using OpenCublasLt = std::function<Status(lt::Table* table)>;
 
 // The runner of GEMMs, with cuBLASLt: single nodes, and groups of a GEMM and an activation. A background thread opens
-// the library; if it cannot be opened, GEMMs fail with that error. `folder`: where it stores which algorithms are
-// fastest; empty: nowhere.
+// the library. If that fails, the runner declines all GEMMs, and gives the error as the reason. `folder`: where it
+// stores which algorithms are fastest; empty: nowhere.
 std::unique_ptr<Runner> make_gemm_runner(CudaDevice& device, OpenCublasLt open, std::string folder);
 
 // The kinds of groups that the runner accepts, as bits of ir::Capabilities::group_kind_mask.

@@ -7,7 +7,8 @@ using i64 = long;
 using u64 = unsigned long;
 
 enum class ComplexOp : i64 {
-  kEqual,  // These return bools.
+  // Up to kIsInfinite, they return bools.
+  kEqual,
   kNotEqual,
   kIsInfinite,
   kAdd,          // a + t b
@@ -43,14 +44,15 @@ enum class ComplexOp : i64 {
   kSilu,
   kSinc,
   kSign,
-  kAsin,  // These are in a separate kernel.
+  // From here to kAtanh, they are in a separate kernel.
+  kAsin,
   kAcos,
   kAtan,
   kAsinh,
   kAcosh,
   kAtanh,
-  kAbs,  // These return real numbers.
-  kAngle,
+  kAbs,    // Returns a real number.
+  kAngle,  // Returns a real number.
   kPolar,  // From two real numbers.
   kSelect  // b where c (bools) is false, else a.
 };

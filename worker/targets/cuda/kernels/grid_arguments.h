@@ -11,9 +11,11 @@ enum class GridPadding : i64 { kZeros, kBorder, kReflection };
 
 // Images are sampled at the points of a grid [batch, three space dims, coordinates]. Coordinates are x, y and z.
 struct GridArguments {
-  ImageView in = {}, out = {};  // out: in the backward pass, its gradient.
+  ImageView in = {}, out = {};  // In the backward pass, `out` is the gradient of the output.
   u64 grid = 0;
-  u64 grad_grid = 0, positions = 0, values = 0;  // Backward: contiguous outputs.
+  // Backward, all contiguous. grad_grid: the gradient of the grid. positions [grid point, tap]: the index of the image
+  // point. values [grid point, tap, channel]: what the grid point adds to the gradient of that image point.
+  u64 grad_grid = 0, positions = 0, values = 0;
   i64 grid_strides[5] = {};
   i64 batch = 1, channels = 1;
   i64 in_sizes[3] = {1, 1, 1}, out_sizes[3] = {1, 1, 1};

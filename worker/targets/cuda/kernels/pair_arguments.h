@@ -6,13 +6,13 @@ namespace torch_remote::worker::cuda {
 using i64 = long;
 using u64 = unsigned long;
 
-// out = beta * added + alpha * left right, for [batch, rows, inner] and [batch, inner, columns]. `out` is contiguous.
-// Strides are of batch, rows and columns.
+// out = beta * added + alpha * (left @ right). left: [batch, rows, inner]; right: [batch, inner, columns]; added and
+// out: [batch, rows, columns]. `out` is contiguous. Strides are those of the three dims of each tensor.
 struct PairMatmulArguments {
   u64 left = 0, right = 0, added = 0, out = 0;  // added: 0 if there is none.
   i64 batch = 1, rows = 1, columns = 1, inner = 1;
   i64 left_strides[3] = {}, right_strides[3] = {}, added_strides[3] = {};
-  i64 sums_batch = 0;  // Sums over the batch into one matrix.
+  i64 sums_batch = 0;  // 1: the result is one matrix, the sum over the batch.
   i64 dtype = 0, added_dtype = 0, out_dtype = 0;
   i64 alpha = 1, beta = 1;  // For integers.
   double real_alpha = 1, real_beta = 1;
@@ -29,8 +29,9 @@ struct TripleArguments {
   i64 dtype = 0, out_dtype = 0;
 };
 
-// Distances between the rows of two matrices of the same batch: contiguous, [batch, rows, others]. pair_row_distance:
-// distances between each row of a matrix and the rows after it, row by row.
+// Distances between the rows of two matrices, for each matrix of a batch. left: [batch, rows, length]; right:
+// [batch, others, length]; out: [batch, rows, others]. All are contiguous. The kernels pair_row_distance* use only
+// `left`, a single matrix: `out` has the distances between each row and the rows after it, row by row.
 enum class Distance : i64 { kZero, kL1, kL2, kInfinite, kPower };
 struct DistanceArguments {
   u64 left = 0, right = 0, out = 0;  // Backward: out is the gradient of left.

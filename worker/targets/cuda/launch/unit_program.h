@@ -108,6 +108,7 @@ class UnitProgram : public RunnerProgram {
   Unit& unit_at(uint32_t node, uint32_t last);
   bool run_unit(tr_run& run, Unit& unit, const Status& bound, tr_error* error);
   Status allocate(tr_run& run, const Unit& unit);
+  // For a profile: records the time at which the work queued so far is done.
   void note(const tr_run& run, uint32_t node);
 
   CudaDevice& device_;

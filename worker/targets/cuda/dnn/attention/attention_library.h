@@ -25,7 +25,7 @@ class AttentionLibrary final : public DeferredPlans<AttentionProblem> {
                      std::unique_ptr<AttentionLibrary>* library);
   ~AttentionLibrary() override { close(); }
 
-  // See run_plan.
+  // See DeferredPlans::run_plan.
   Status run(const Prepared& prepared, const AttentionPointers& pointers);
 
   static constexpr size_t kOldest = 91800;  // Older versions have known bugs.

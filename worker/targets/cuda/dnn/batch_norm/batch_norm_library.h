@@ -23,8 +23,8 @@ class BatchNormLibrary final : public DeferredPlans<BatchNormProblem> {
                      std::unique_ptr<BatchNormLibrary>* library);
   ~BatchNormLibrary() override { close(); }
 
-  // See run_plan. `mean_after` and `variance_after` must not be the memory of `mean_before` and `variance_before`,
-  // because timing runs the call several times.
+  // See DeferredPlans::run_plan. `mean_after` and `variance_after` must not be the memory of `mean_before` and
+  // `variance_before`, because timing runs the call several times.
   Status run(const Prepared& prepared, const BatchNormPointers& pointers);
 
  private:

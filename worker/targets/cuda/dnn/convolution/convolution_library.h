@@ -24,7 +24,7 @@ class ConvolutionLibrary final : public DeferredPlans<ConvolutionProblem> {
 
   // kUnsupported: cuDNN does not support the problem. The answer is cached.
   Status prepare(const ConvolutionProblem& problem, Prepared* prepared);
-  // See run_plan. If the plan named by the choice file fails, requests plans again and waits for them.
+  // See DeferredPlans::run_plan. If the plan named by the choice file fails, requests plans again and waits for them.
   Status run(const Prepared& prepared, const ConvolutionPointers& pointers);
 
  private:

@@ -22,9 +22,9 @@ inline int64_t blocks_for(int64_t items) {
   return items <= 0 ? 0 : items > kMax * 256 ? kMax : (items + 255) / 256;
 }
 
-// Fills in the words of a launch of `grid` blocks (none if that is 0 or less) that are known only in a run. The launch
-// becomes a step at the end of the full expression, and cannot be used after that. So steps that its operands add
-// (PlanBuilder::packed, PlanBuilder::copy) always come before it.
+// Builds a launch of `grid` blocks, and fills in those words of its arguments that are known only in a run. If `grid`
+// is 0 or less, there is no launch. The launch becomes a step at the end of the full expression, and cannot be used
+// after that. So steps that its operands add (PlanBuilder::packed, PlanBuilder::copy) always come before it.
 template <typename T>
 class [[nodiscard]] LaunchBuilder {
  public:
@@ -67,7 +67,8 @@ class [[nodiscard]] LaunchBuilder {
     for (const auto& [member, location] : members) add(word(&(arguments_.*member)), location);
     return std::move(*this);
   }
-  // Consecutive members, which follow a member that can hold their address in GPU memory.
+  // Fills in consecutive members with the values of these symbols. `numbers`: the member before them, which can hold
+  // their address in GPU memory.
   template <typename U>
   LaunchBuilder&& parameters(U T::* numbers, std::span<const ir::Sym> symbols) && {
     launch_.scalars_word = word(&(arguments_.*numbers));

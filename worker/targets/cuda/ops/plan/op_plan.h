@@ -36,7 +36,7 @@ struct OpLaunch {
   };
   std::vector<Address> addresses;
   std::vector<Parameter> parameters;
-  std::optional<size_t> scalars_word;  // As in WorkItem: `parameters` are the words after it.
+  std::optional<size_t> scalars_word;  // WorkItem::scalars_word (work_queue.h). `parameters` are the words after it.
   std::optional<size_t> failure;       // The address of an IndexRecord; its operands are the plan's.
 };
 

@@ -16,7 +16,8 @@ struct OpTensor {
   ir::DType dtype = ir::DType::kFloat32;
   std::vector<int64_t> sizes, strides;
 
-  int64_t count() const;
+  int64_t count() const;  // number of elements
+  // Whether the elements are contiguous, in row-major order.
   bool is_packed() const;
   uint64_t nbytes() const { return static_cast<uint64_t>(count()) * ir::item_size(dtype); }
 };
@@ -27,6 +28,7 @@ struct OuterLengthInner {
 };
 OuterLengthInner split(std::span<const int64_t> sizes, int64_t dim);
 
+// The strides of contiguous elements in row-major order.
 std::vector<int64_t> packed_strides(std::span<const int64_t> sizes);
 
 // The index of a dim. A negative dim counts from the end.

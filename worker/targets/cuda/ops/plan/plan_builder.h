@@ -52,6 +52,8 @@ class PlanBuilder {
   LaunchBuilder<T> launch(KernelFile file, const char* kernel, const T& arguments, int64_t grid, unsigned block = 256) {
     return {&plan_->steps, file, kernel, arguments, grid, block};
   }
+  // Add an operand to which failures of the node's kernels can refer; return its number. The parameters are members of
+  // IndexedOperand (deferred_failures.h).
   uint32_t add_operand(int64_t dim, std::string message = {});
   uint32_t add_described_operand(std::string (*describe)(int64_t index, int64_t bound));
   // Must be called after the last step.
@@ -72,8 +74,8 @@ class PlanBuilder {
   std::vector<DeferredCopy> deferred_copies_;
 };
 
-// Makes the first result, whose sizes the client may not know although they do not depend on data. `make` adds the
-// steps that write its contiguous elements.
+// Plans the node's first result. The client may have recorded it without sizes (a dynamic result), although the sizes
+// do not depend on data. `make` adds the steps that write its contiguous elements.
 using MakeResult = std::function<void(std::vector<OpStep>* steps, Location to)>;
 Status make_result(PlanBuilder& plan, ir::DType dtype, const std::vector<int64_t>& sizes, const MakeResult& make);
 
