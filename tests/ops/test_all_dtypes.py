@@ -29,6 +29,9 @@ if "AuthenticAMD" in Path("/proc/cpuinfo").read_text():
         EXPECTED["reasons"]["ops"][f"{name} complex128"] = "rounding"
 
 
+# Another torch has ops that were not measured.
+ACCEPTED_IF_NOT_MEASURED = "" if matrix.is_measured() else "=*"
+
 SEED = int(os.environ.get("TORCH_REMOTE_TEST_SEED") or commit_number())
 CHOSEN = random.Random(SEED).sample(matrix.units(), UNITS)
 
@@ -47,7 +50,8 @@ def test_ops_equal_cpu(device, unit, table):
     wrong = [
         f"{name} {dtype}: {results.reasons.get((part, name, dtype), mark)}"
         for (part, name, dtype), mark in results.marks.items()
-        if mark != EXPECTED_MARKS.get((part, name, dtype)) and (part == "ops" or mark in "frd")
+        if mark != EXPECTED_MARKS.get((part, name, dtype), mark if mark in ACCEPTED_IF_NOT_MEASURED else None)
+        and (part == "ops" or mark in "frd")
     ]
     assert not wrong, "\n".join([again, *wrong])
     for name in unit.names:

