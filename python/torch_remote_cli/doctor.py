@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-import platform
 import re
 import subprocess
 from collections.abc import Callable, Iterator
@@ -14,18 +13,10 @@ from typing import Annotated
 
 import typer
 
-from torch_remote_cli import output, worker_checks
+from torch_remote_cli import output, system_checks, worker_checks
 from torch_remote_cli.check import Check, failed, note, ok
 from torch_remote_cli.exit_status import describe
 from torch_remote_cli.service import ServeError, package, version
-
-
-def _system() -> Check:
-    libc, glibc = platform.libc_ver()
-    found = f"{platform.system()} on {platform.machine()}, {libc} {glibc}, Python {platform.python_version()}"
-    if (platform.system(), platform.machine()) != ("Linux", "x86_64") or libc != "glibc":
-        return failed("system", found, "torch_remote runs on Linux on x86-64 with glibc")
-    return ok("system", found)
 
 
 def _installation() -> Check:
@@ -146,7 +137,8 @@ def _tools() -> Iterator[Check]:
 
 def checks(quick: bool, on: str | None = None) -> Iterator[Check]:
     """Yields all checks, as they are done. With a URL, they are about the worker there, and not about workers here."""
-    yield _system()
+    yield system_checks.system()
+    yield from system_checks.memory()
     installed = _installation()
     yield installed
     torch = _torch()
