@@ -140,9 +140,10 @@ def _dev_shm(root: Path, is_wsl: bool) -> Iterator[Check]:
     size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
     if free < _DATA_LOADER:
         full = _WSL_MEMORY if is_wsl else "delete files in /dev/shm that no process uses"
+        sizes = f"{free / 2**20:.0f} of {size / 2**20:.0f} MiB"
         yield note(
             "/dev/shm",
-            f"{free / 2**20:.0f} of {size / 2**20:.0f} MiB are free: batches of DataLoader(num_workers=...) may not fit",
+            f"{sizes} are free: batches of DataLoader(num_workers=...) may not fit",
             full if size >= _DATA_LOADER else _CONTAINER_MEMORY,
         )
     else:
