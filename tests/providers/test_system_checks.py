@@ -17,8 +17,8 @@ WSL2 = "6.6.87.2-microsoft-standard-WSL2"
 WSL1 = "4.4.0-22621-Microsoft"
 VERSIONS = {
     DEBIAN: "Linux version 6.1.0-28-amd64 (debian-kernel@lists.debian.org) (gcc-12 (Debian 12.2.0-14) 12.2.0) #1 SMP",
-    WSL2: "Linux version 6.6.87.2-microsoft-standard-WSL2 (root@439a258ad544) (gcc (GCC) 11.2.0) #1 SMP PREEMPT_DYNAMIC",
-    WSL1: "Linux version 4.4.0-22621-Microsoft (Microsoft@Microsoft.com) (gcc version 5.4.0 (GCC) ) #1-Microsoft",
+    WSL2: "Linux version 6.6.87.2-microsoft-standard-WSL2 (root@439a258ad544) (gcc (GCC) 11.2.0) #1 SMP",
+    WSL1: "Linux version 4.4.0-22621-Microsoft (Microsoft@Microsoft.com) (gcc version 5.4.0) #1-Microsoft",
 }
 
 
