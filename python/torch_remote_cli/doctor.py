@@ -24,10 +24,10 @@ def _installation() -> Check:
         folder = package()
         found = f"torch_remote {version()} in {folder}"
     except (ServeError, importlib.metadata.PackageNotFoundError) as error:
-        return failed("installation", str(error), "pip install torch_remote, in this environment")
+        return failed("installation", str(error), "pip install torch-remote, in this environment")
     for name in ("bin/torch-remote-worker", "lib/libtorch_remote_codegen.so", "torch2*/libaten_plugin.so"):
         if not any(folder.glob(name)):
-            return failed("installation", f"{folder / name} is missing", "pip install --force-reinstall torch_remote")
+            return failed("installation", f"{folder / name} is missing", "pip install --force-reinstall torch-remote")
     binary = folder / "bin/torch-remote-worker"
     try:
         said = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=20)
@@ -37,7 +37,7 @@ def _installation() -> Check:
         )
     if said.returncode != 0:
         missing = re.search(r"(\S+\.so[.\d]*): cannot open", said.stderr)
-        fix = f"install the library {missing[1]}" if missing else "pip install --force-reinstall torch_remote"
+        fix = f"install the library {missing[1]}" if missing else "pip install --force-reinstall torch-remote"
         return failed("installation", said.stderr.strip() or f"{binary} {describe(said.returncode)}", fix)
     return ok("installation", f"{found}; {said.stdout.strip()}")
 
@@ -49,7 +49,7 @@ def _torch() -> Check:
         )
     except ServeError:
         built_for = []  # _installation reports it
-    fix = f"pip install 'torch=={built_for[-1]}.*'" if built_for else "pip install torch_remote"
+    fix = f"pip install 'torch=={built_for[-1]}.*'" if built_for else "pip install torch-remote"
     try:
         found = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
