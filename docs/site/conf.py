@@ -27,7 +27,7 @@ maximum_signature_line_length = 90
 
 PAGES = Path(os.environ["DOCS_PAGES"])  # what the site is made of
 # "https://github.com/owner/name". If it is empty, links to sources are text.
-REPOSITORY = os.environ.get("DOCS_REPOSITORY_URL", "")
+REPOSITORY = os.environ.get("REPOSITORY_URL", "")
 
 
 def _link(page: Path, match: re.Match[str]) -> str:

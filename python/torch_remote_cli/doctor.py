@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-import platform
 import re
 import subprocess
 from collections.abc import Callable, Iterator
@@ -14,18 +13,10 @@ from typing import Annotated
 
 import typer
 
-from torch_remote_cli import output, worker_checks
+from torch_remote_cli import output, system_checks, worker_checks
 from torch_remote_cli.check import Check, failed, note, ok
 from torch_remote_cli.exit_status import describe
 from torch_remote_cli.service import ServeError, package, version
-
-
-def _system() -> Check:
-    libc, glibc = platform.libc_ver()
-    found = f"{platform.system()} on {platform.machine()}, {libc} {glibc}, Python {platform.python_version()}"
-    if (platform.system(), platform.machine()) != ("Linux", "x86_64") or libc != "glibc":
-        return failed("system", found, "torch_remote runs on Linux on x86-64 with glibc")
-    return ok("system", found)
 
 
 def _installation() -> Check:
@@ -33,10 +24,10 @@ def _installation() -> Check:
         folder = package()
         found = f"torch_remote {version()} in {folder}"
     except (ServeError, importlib.metadata.PackageNotFoundError) as error:
-        return failed("installation", str(error), "pip install torch_remote, in this environment")
+        return failed("installation", str(error), "pip install torch-remote, in this environment")
     for name in ("bin/torch-remote-worker", "lib/libtorch_remote_codegen.so", "torch2*/libaten_plugin.so"):
         if not any(folder.glob(name)):
-            return failed("installation", f"{folder / name} is missing", "pip install --force-reinstall torch_remote")
+            return failed("installation", f"{folder / name} is missing", "pip install --force-reinstall torch-remote")
     binary = folder / "bin/torch-remote-worker"
     try:
         said = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=20)
@@ -46,7 +37,7 @@ def _installation() -> Check:
         )
     if said.returncode != 0:
         missing = re.search(r"(\S+\.so[.\d]*): cannot open", said.stderr)
-        fix = f"install the library {missing[1]}" if missing else "pip install --force-reinstall torch_remote"
+        fix = f"install the library {missing[1]}" if missing else "pip install --force-reinstall torch-remote"
         return failed("installation", said.stderr.strip() or f"{binary} {describe(said.returncode)}", fix)
     return ok("installation", f"{found}; {said.stdout.strip()}")
 
@@ -58,7 +49,7 @@ def _torch() -> Check:
         )
     except ServeError:
         built_for = []  # _installation reports it
-    fix = f"pip install 'torch=={built_for[-1]}.*'" if built_for else "pip install torch_remote"
+    fix = f"pip install 'torch=={built_for[-1]}.*'" if built_for else "pip install torch-remote"
     try:
         found = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -146,7 +137,8 @@ def _tools() -> Iterator[Check]:
 
 def checks(quick: bool, on: str | None = None) -> Iterator[Check]:
     """Yields all checks, as they are done. With a URL, they are about the worker there, and not about workers here."""
-    yield _system()
+    yield system_checks.system()
+    yield from system_checks.memory()
     installed = _installation()
     yield installed
     torch = _torch()

@@ -54,7 +54,7 @@ def package() -> Path:
     """The folder of torch_remote, found without importing it."""
     found = importlib.util.find_spec("torch_remote")
     if found is None or found.origin is None:
-        raise ServeError("torch_remote is not installed here; pip install torch_remote")
+        raise ServeError("torch_remote is not installed here; pip install torch-remote")
     return Path(found.origin).parent
 
 

@@ -132,7 +132,7 @@ def found(url: str, printed: str, error: str, fix: str) -> Iterator[Check]:
             if step["step"] == "op":
                 ops.append(step)
     if "imported" not in steps:
-        yield failed("import", error, fix or "pip install --force-reinstall torch_remote")
+        yield failed("import", error, fix or "pip install --force-reinstall torch-remote")
     elif "connected" not in steps:
         unknown = "machine" if "checked" in steps else "address"
         about = next((name for name, pattern in _ABOUT if re.search(pattern, error)), unknown)

@@ -15,60 +15,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-SCRIPT = """
-import torch, torch_remote
-from torch import nn
-
-torch.manual_seed(0)
-device = torch.device("remote")
-
-def close(got, expected):
-    torch.testing.assert_close(got.cpu(), expected, rtol=1e-4, atol=1e-5)
-
-x = torch.randn(64, 64)
-there = x.to(device).requires_grad_()
-here = x.clone().requires_grad_()
-for t in (here, there):
-    (torch.softmax(t @ t.T, 1) * t.sin()).sum().backward()
-close(there.grad, here.grad)
-
-def net():
-    torch.manual_seed(1)
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8 * 7 * 7, 5))
-
-losses = {}
-images, labels = torch.randn(16, 3, 16, 16), torch.randint(5, (16,))
-for where in ("cpu", "remote"):
-    model = net().to(where)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(5):
-        loss = nn.functional.cross_entropy(model(images.to(where)), labels.to(where))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    losses[where] = loss.detach().cpu()
-torch.testing.assert_close(losses["remote"], losses["cpu"], rtol=1e-3, atol=1e-4)
-
-close(x.to(device).nonzero(), x.nonzero())  # its size depends on data
-close(torch.linalg.svdvals(x.to(device)), torch.linalg.svdvals(x))
-close(nn.LSTM(4, 8).to(device)(torch.ones(3, 2, 4, device=device))[0].detach() * 0, torch.zeros(3, 2, 8))
-close(torch.cdist(x.to(device), x.to(device)), torch.cdist(x, x))
-assert 0.3 < torch.rand(1000, device=device).mean().item() < 0.7
-
-@torch.compile(backend="remote")
-def f(a):
-    return (a * 2 + 1).relu().sum(1)
-
-close(f(x.to(device)), (x * 2 + 1).relu().sum(1))
-try:
-    torch.ones(2, 3, device=device) @ torch.ones(2, 3, device=device)
-except RuntimeError as error:
-    assert "shapes cannot be multiplied" in str(error), error
-else:
-    raise AssertionError("a wrong matmul raised no error")
-print("right")
-"""
+SCRIPT = Path(__file__).with_name("smoke.py").read_text()
 
 
 @dataclass(frozen=True)
@@ -81,7 +28,10 @@ class Checkout:
         return self.root / ".venv/bin/python"
 
     def unpack(self) -> None:
-        (wheel,) = self.root.glob("bazel-bin/python/torch_remote/*.whl")
+        text = (self.root / "python/torch_remote/version.py").read_text()
+        version = text.partition('\n__version__ = "')[2].partition('"')[0]
+        # The folder may have older wheels, too.
+        (wheel,) = self.root.glob(f"bazel-bin/python/torch_remote/torch_remote-{version}-*.whl")
         zipfile.ZipFile(wheel).extractall(self.site)
         (self.site / "torch_remote/bin/torch-remote-worker").chmod(0o755)
 

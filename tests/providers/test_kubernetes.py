@@ -311,7 +311,7 @@ def test_the_sdk_is_named_where_it_is_missing(script, remote):
         import pytest, torch, torch_remote
         for provider, arguments in (("kubernetes", {"image": "x"}), ("modal", {})):
             machine = torch_remote.RemoteMachine(provider, **arguments)
-            with pytest.raises(torch_remote.MachineError, match=rf"pip install 'torch_remote\\[{provider}\\]'"):
+            with pytest.raises(torch_remote.MachineError, match=rf"pip install 'torch-remote\\[{provider}\\]'"):
                 machine.start()
         """
     )

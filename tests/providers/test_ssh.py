@@ -151,6 +151,39 @@ def test_an_archive_that_was_cut_gets_no_name(server):
         assert not bundles(server), bundles(server)
 
 
+@pytest.mark.parametrize("where", ["python3", "torch_lib", "nowhere"])
+@pytest.mark.parametrize("device", ["cuda:1", "cpu"])
+def test_libraries_of_nvidia_are_those_of_the_hosts_python(tmp_path, where, device):
+    """The worker that was copied finds what `pip install torch-remote[cuda]` has installed there."""
+    for environment in ("python3", "torch_lib"):
+        (tmp_path / environment / "nvidia/cu13/lib").mkdir(parents=True)
+        (tmp_path / environment / "nvidia/cu13/lib/libcublasLt.so.13").write_text(environment)
+    (tmp_path / "torch_lib/torch/lib").mkdir(parents=True)
+    root = tmp_path / "cache/torch-remote/bundles"
+    (root / "1234/bin").mkdir(parents=True)
+    worker = root / "1234/bin/torch-remote-worker"
+    worker.write_text('#!/bin/sh\ncat "$TORCH_REMOTE_PACKAGE/../nvidia/cu13/lib/libcublasLt.so.13"\n')
+    worker.chmod(0o755)
+    (tmp_path / "bin").mkdir()
+    paths = f"sys.path.insert(0, '{tmp_path}/python3')" if where != "nowhere" else "sys.path.clear()"
+    (tmp_path / "bin/python3").write_text(
+        f'#!/bin/sh\nexec {sys.executable} -I -c "import sys, glob, importlib.util; {paths}; exec(sys.argv[1])" "$2"\n'
+    )
+    (tmp_path / "bin/python3").chmod(0o755)
+    (tmp_path / "bin/python").symlink_to("python3")
+    torch_lib = tmp_path / "torch_lib/torch/lib" if where == "torch_lib" else ""
+    script = Path(bundle.__file__).with_name("bootstrap.sh").read_text()
+    done = subprocess.run(
+        ["sh", "-c", script], input=f"run info --device {device}\n{root}/1234\n{torch_lib}\n",
+        env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "XDG_CACHE_HOME": f"{tmp_path}/cache"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[1] == "ok", done
+    found = done.stdout.splitlines()[2:]
+    assert found == ([where] if device != "cpu" and where != "nowhere" else []), done
+    assert "'" not in script, "it is sent between single quotes"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

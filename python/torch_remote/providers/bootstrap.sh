@@ -23,6 +23,29 @@ find_gpus() {
   done
 }
 
+# The folder of the packages with the libraries of NVIDIA.
+find_nvidia() {
+  for python in python3 python; do
+    command -v "$python" >/dev/null 2>&1 || continue
+    found=$("$python" -c "
+import glob, importlib.util
+spec = importlib.util.find_spec(\"nvidia\")
+for folder in spec.submodule_search_locations if spec else []:
+    if glob.glob(folder + \"/*/lib/*.so*\"):
+        print(folder)
+        break
+" 2>/dev/null) && [ -n "$found" ] && echo "$found" && return
+  done
+}
+
+# The worker looks for these packages next to its own folder, where pip installs them. Those of the environment that
+# torch_lib belongs to come first.
+link_nvidia() {
+  case "$1" in */torch/lib) found="${1%/torch/lib}/nvidia" ;; *) found="" ;; esac
+  [ -d "$found" ] || found=$(find_nvidia)
+  [ -n "$found" ] && ln -sfn "$found" "$root/nvidia"
+}
+
 # Copies pieces from standard input: a line with the number of bytes, then the bytes; a size of 0 ends them.
 pieces() {
   while read -r size && [ "$size" -gt 0 ]; do
@@ -56,6 +79,7 @@ while read -r word first rest; do
       read -r torch_lib
       export TORCH_REMOTE_PACKAGE="$bundle" TORCH_REMOTE_WORKER_LOG="$first"
       [ -n "$torch_lib" ] && export TORCH_REMOTE_TORCH_LIB="$torch_lib"
+      case "$rest" in *"--device cuda"*) link_nvidia "$torch_lib" ;; esac
       echo ok
       exec "$bundle/bin/torch-remote-worker" --stdio $rest ;;
     *) echo "failed $word is not known" ;;

@@ -72,7 +72,7 @@ _HOPELESS = {
     "InvalidImageName": "check image=",
     "CreateContainerConfigError": "check the template",
     "CreateContainerError": "check the template, and that the image has torch_remote",
-    "RunContainerError": "check that the image has torch_remote (pip install torch_remote)",
+    "RunContainerError": "check that the image has torch_remote (pip install torch-remote)",
     "CrashLoopBackOff": "look at the logs",
 }
 
@@ -91,7 +91,7 @@ class _Api:
             from kubernetes import client, config
         except ImportError as error:
             raise MachineError(
-                "remote: provider 'kubernetes' needs Kubernetes' client: pip install 'torch_remote[kubernetes]'"
+                "remote: provider 'kubernetes' needs Kubernetes' client: pip install 'torch-remote[kubernetes]'"
             ) from error
         self.configuration = client.Configuration()
         context, file = options.get("context"), options.get("kubeconfig")

@@ -61,7 +61,7 @@ def _sdk() -> Any:
         import modal
     except ImportError as error:
         raise MachineError(
-            "remote: provider 'modal' needs Modal's client: pip install 'torch_remote[modal]'"
+            "remote: provider 'modal' needs Modal's client: pip install 'torch-remote[modal]'"
         ) from error
     return modal
 

@@ -89,9 +89,9 @@ class DeferredPlans {
   // Requests the plans and waits until they are built or refused. Errors that are not kUnsupported are tried again.
   void wait(const Prepared& prepared);
 
-  // Whether the plans are not requested yet, as the problem was not used often enough.
+  // Whether the plans are not requested, as the problem was not used often enough or the queue of requests was full.
   bool is_not_requested(const DeferredPlan<Problem>& prepared);
-  // The number of times that a request was finished: its plans were built or refused.
+  // The number of requests that the thread has finished, with plans or with an error.
   uint64_t finished() const { return finished_.load(std::memory_order_acquire); }
 
   // How often heuristics were asked, and how often the choice file named the plan instead.
