@@ -69,9 +69,10 @@ const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 function programText(program) {
   const runners = program.runner_counts.map(([name, count]) => `${name} ${count}`).join(", ");
   const parts = [plural(program.ops, "op")];
-  if (runners || program.groups > 0) parts.push(runners || plural(program.groups, "group"));
+  if (program.groups > 0) parts.push(plural(program.groups, "group"));
   if (program.runs !== null) parts.push(plural(program.runs, "run"));
   if (program.us !== null) parts.push(program.runs === null ? formatTime(program.us) : `${formatTime(program.us)} each`);
+  if (runners) parts.push(runners);
   return parts.join(", ");
 }
 
