@@ -13,6 +13,8 @@ from pathlib import Path
 
 from inside import GLIBC, check, file_name, license_files
 
+from torch_remote.version import sorted_minors
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
@@ -30,7 +32,7 @@ def main() -> None:
     files["LICENSE"] = args.license
     readme = args.readme.read_text().replace("{version}", args.version).replace("{glibc}", GLIBC)
     torch = [name.split("/")[1].removeprefix("torch") for name in files if name.endswith("/libaten_plugin.so")]
-    readme = readme.replace("{torch}", " or ".join(sorted(torch)))
+    readme = readme.replace("{torch}", " or ".join(sorted_minors(torch)))
     readme = readme.replace("{inside}", ", ".join(name for name, file in owners.items() if file.name == "copyright"))
 
     root = f"torch-remote-worker-{args.version}"

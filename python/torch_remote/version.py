@@ -1,7 +1,11 @@
-"""The version, defined only here: the build reads this file, and pyproject.toml refers to it."""
+"""The version, defined only here: the build reads this file, and pyproject.toml refers to it.
+
+This module imports nothing of the package and no torch. torch_remote_cli and the build load it alone.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 __version__ = "0.2.0"
@@ -13,10 +17,16 @@ def torch_minor(version: str) -> str:
     return ".".join(version.split("+")[0].split(".")[:2])
 
 
+def sorted_minors(minors: Iterable[str]) -> list[str]:
+    """Oldest first: 2.9, 2.10."""
+    return sorted(minors, key=lambda minor: [int(part) for part in minor.split(".")])
+
+
 def torch_minors() -> list[str]:
     """The versions of torch that this package is built for, oldest first."""
-    found = (folder.parent.name.removeprefix("torch") for folder in _PACKAGE.glob("torch[0-9]*/libaten_plugin.so"))
-    return sorted(found, key=lambda minor: [int(part) for part in minor.split(".")])
+    return sorted_minors(
+        file.parent.name.removeprefix("torch") for file in _PACKAGE.glob("torch[0-9]*/libaten_plugin.so")
+    )
 
 
 def plugin(version: str) -> Path:

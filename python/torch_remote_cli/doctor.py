@@ -16,7 +16,7 @@ import typer
 from torch_remote_cli import output, system_checks, worker_checks
 from torch_remote_cli.check import Check, failed, note, ok
 from torch_remote_cli.exit_status import describe
-from torch_remote_cli.service import ServeError, package, version
+from torch_remote_cli.service import ServeError, package, version, version_module
 
 
 def _installation() -> Check:
@@ -25,7 +25,7 @@ def _installation() -> Check:
         found = f"torch_remote {version()} in {folder}"
     except (ServeError, importlib.metadata.PackageNotFoundError) as error:
         return failed("installation", str(error), "pip install torch-remote, in this environment")
-    for name in ("bin/torch-remote-worker", "lib/libtorch_remote_codegen.so", "torch2*/libaten_plugin.so"):
+    for name in ("bin/torch-remote-worker", "lib/libtorch_remote_codegen.so", "torch[0-9]*/libaten_plugin.so"):
         if not any(folder.glob(name)):
             return failed("installation", f"{folder / name} is missing", "pip install --force-reinstall torch-remote")
     binary = folder / "bin/torch-remote-worker"
@@ -44,9 +44,8 @@ def _installation() -> Check:
 
 def _torch() -> Check:
     try:
-        built_for = sorted(
-            file.parent.name.removeprefix("torch") for file in package().glob("torch2*/libaten_plugin.so")
-        )
+        versions = version_module()
+        built_for = versions.torch_minors()
     except ServeError:
         built_for = []  # _installation reports it
     fix = f"pip install 'torch=={built_for[-1]}.*'" if built_for else "pip install torch-remote"
@@ -54,7 +53,7 @@ def _torch() -> Check:
         found = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         return failed("torch", "torch is not installed here", fix)
-    if built_for and ".".join(found.split(".")[:2]) not in built_for:
+    if built_for and versions.torch_minor(found) not in built_for:
         return failed("torch", f"torch {found}; this torch_remote is for torch {' and '.join(built_for)}", fix)
     return ok("torch", f"torch {found}")
 

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import IO, Any
 from urllib.parse import urlsplit
 
@@ -56,6 +56,15 @@ def package() -> Path:
     if found is None or found.origin is None:
         raise ServeError("torch_remote is not installed here; pip install torch-remote")
     return Path(found.origin).parent
+
+
+def version_module() -> ModuleType:
+    """torch_remote.version, loaded without the package, whose import needs torch."""
+    spec = importlib.util.spec_from_file_location("torch_remote_version", package() / "version.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def version() -> str:

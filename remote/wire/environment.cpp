@@ -199,12 +199,11 @@ std::string torch_minor(const std::filesystem::path& libraries) {
 // The folder of the package for the newest torch. Empty: there is none.
 std::filesystem::path newest_torch(const std::filesystem::path& package) {
   std::filesystem::path newest;
-  double newest_version = 0;
+  std::pair<unsigned, unsigned> newest_version;  // major, minor
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(package, error)) {
-    unsigned major = 0, minor = 0;
-    if (std::sscanf(entry.path().filename().c_str(), "torch%u.%u", &major, &minor) != 2) continue;
-    const double version = 1000.0 * major + minor;
+    std::pair<unsigned, unsigned> version;
+    if (std::sscanf(entry.path().filename().c_str(), "torch%u.%u", &version.first, &version.second) != 2) continue;
     if (version > newest_version) newest = entry.path();
     newest_version = std::max(version, newest_version);
   }

@@ -98,6 +98,10 @@ TEST(Environment, ThePluginIsForTheTorchThatIsUsed) {
   // There are only libraries.
   fs::remove(folder / "site/torch/version.py");
   EXPECT_EQ(aten_plugin(), package / "torch2.14/libaten_plugin.so");
+  write(package / "torch2.1001/libaten_plugin.so", "");
+  EXPECT_EQ(aten_plugin(), package / "torch2.1001/libaten_plugin.so");
+  write(package / "torch3.0/libaten_plugin.so", "");
+  EXPECT_EQ(aten_plugin(), package / "torch3.0/libaten_plugin.so");
 }
 
 }  // namespace

@@ -16,9 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
+
+from unpacked_wheel import environment, unpack
 
 # The process of a wheel: prints the seconds of a measurement for each name that it reads.
 PROCESS = """
@@ -96,15 +97,10 @@ class Wheel:
         self.folder = folder / wheel.parent.name / wheel.stem
         while self.folder.exists():
             self.folder = self.folder.with_name(self.folder.name + "_")
-        zipfile.ZipFile(wheel).extractall(self.folder)
-        for program in (self.folder / "torch_remote/bin").iterdir():
-            program.chmod(0o755)
-        self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("TORCH_REMOTE_")},
-            "PYTHONPATH": str(self.folder),
-            "TORCH_REMOTE_KERNEL_CACHE": str(self.folder / "cache"),
-            "OMP_NUM_THREADS": "1",
-        }
+        unpack(wheel, self.folder)
+        self.environment = environment(
+            PYTHONPATH=self.folder, TORCH_REMOTE_KERNEL_CACHE=self.folder / "cache", OMP_NUM_THREADS=1
+        )
         self.process = self._start(PROCESS, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def _start(self, source: str, **streams: int) -> subprocess.Popen[str]:

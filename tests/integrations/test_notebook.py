@@ -116,6 +116,10 @@ INTERRUPT = """
 """
 
 
+STOP = "os.kill(_C.worker_info(0)['process'], signal.SIGSTOP)"  # the worker; after INTERRUPT
+CONTINUE = "os.kill(_C.worker_info(0)['process'], signal.SIGCONT)"
+
+
 def test_the_work_of_an_interrupted_cell_is_dropped(notebook, remote):
     _, interrupted, unrelated, dropped = notebook(
         INTERRUPT,
@@ -138,9 +142,9 @@ def test_the_work_of_an_interrupted_cell_is_dropped(notebook, remote):
 def test_the_work_of_earlier_cells_is_not_dropped(notebook, remote):
     _, _, interrupted, _, kept = notebook(
         INTERRUPT,
-        "os.kill(_C.worker_info(0)['process'], signal.SIGSTOP)\ny = x + 1\n_C.flush(0)",
+        f"{STOP}\ny = x + 1\n_C.flush(0)",
         "interrupt_after(0.5)\ny.sum().item()",
-        "os.kill(_C.worker_info(0)['process'], signal.SIGCONT)",
+        CONTINUE,
         "y.sum().item()",
     )
     assert interrupted.error == (
@@ -155,14 +159,14 @@ def test_work_that_is_soon_done_is_not_dropped(notebook, remote):
         INTERRUPT,
         "interrupt_after(0.5)\ny = x + 1\ntime.sleep(60)",
         "y.sum().item()",
-        """
-        os.kill(_C.worker_info(0)['process'], signal.SIGSTOP)
+        f"""
+        {STOP}
         interrupt_after(0.5)
         try:
             (y * 2).sum().item()
         except KeyboardInterrupt as error:  # a cell that catches the interrupt keeps its work
             print(error)
-        os.kill(_C.worker_info(0)['process'], signal.SIGCONT)
+        {CONTINUE}
         """,
     )
     assert interrupted.error == "KeyboardInterrupt: "
@@ -252,8 +256,8 @@ def test_vs_codes_view_of_variables_does_not_wait(notebook, remote):
     _, _, away, _, there = notebook(
         INTERRUPT,
         "def _VSCODE_getVariable(variable):\n    return str(variable)",
-        "os.kill(_C.worker_info(0)['process'], signal.SIGSTOP)\nprint(_VSCODE_getVariable(x))",
-        "os.kill(_C.worker_info(0)['process'], signal.SIGCONT)\ntorch.remote.synchronize()",
+        f"{STOP}\nprint(_VSCODE_getVariable(x))",
+        f"{CONTINUE}\ntorch.remote.synchronize()",
         "print(_VSCODE_getVariable(x))\nx",
     )
     assert away.text.startswith("tensor(<not read: the worker is busy or away; print() waits for it>, size=(8,),")

@@ -6,14 +6,14 @@ is 1 if a pair fails.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
 import time
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from unpacked_wheel import environment, unpack
 
 SCRIPT = Path(__file__).with_name("smoke.py").read_text()
 
@@ -32,8 +32,7 @@ class Checkout:
         version = text.partition('\n__version__ = "')[2].partition('"')[0]
         # The folder may have older wheels, too.
         (wheel,) = self.root.glob(f"bazel-bin/python/torch_remote/torch_remote-{version}-*.whl")
-        zipfile.ZipFile(wheel).extractall(self.site)
-        (self.site / "torch_remote/bin/torch-remote-worker").chmod(0o755)
+        unpack(wheel, self.site)
 
     def torch(self) -> Path:
         """The folder of its torch."""
@@ -50,19 +49,18 @@ class Checkout:
 
 def run(worker: Checkout, client: Checkout) -> str:
     """Returns what the client printed last."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_REMOTE_")}
     with tempfile.TemporaryDirectory() as folder:
         socket = Path(folder) / "worker"
         process = subprocess.Popen(
             [worker.site / "torch_remote/bin/torch-remote-worker", "--listen", f"unix://{socket}"],
-            env={**clean, "TORCH_REMOTE_TORCH_LIB": str(worker.torch() / "lib")},
+            env=environment(TORCH_REMOTE_TORCH_LIB=worker.torch() / "lib"),
         )
         try:
             while not socket.exists() and process.poll() is None:
                 time.sleep(0.05)
             done = subprocess.run(
                 [client.python, "-c", SCRIPT],
-                env={**clean, "PYTHONPATH": str(client.site), "TORCH_REMOTE_WORKER": f"unix://{socket}"},
+                env=environment(PYTHONPATH=client.site, TORCH_REMOTE_WORKER=f"unix://{socket}"),
                 capture_output=True, text=True, timeout=600,
             )  # fmt: skip
         finally:

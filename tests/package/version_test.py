@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import torch_remote
-from torch_remote.version import __version__, check_torch, torch_minor, torch_minors
+from torch_remote.version import __version__, check_torch, sorted_minors, torch_minor, torch_minors
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +73,10 @@ def test_the_change_log_begins_with_it():
 
 
 TORCH = torch_minor(torch.__version__)
+
+
+def test_versions_are_sorted_as_numbers():
+    assert sorted_minors(["2.13", "2.9", "3.0", "2.10"]) == ["2.9", "2.10", "2.13", "3.0"]
 
 
 def test_the_wheel_needs_a_torch_that_it_is_built_for(wheel):

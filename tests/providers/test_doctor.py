@@ -9,7 +9,7 @@ import torch
 from command_client import client, ok
 from provider_fixtures import TOKEN, certificates
 
-from torch_remote_cli import output, worker_checks
+from torch_remote_cli import doctor, output, service, worker_checks
 
 
 def test_doctor(command):
@@ -24,6 +24,18 @@ def test_doctor(command):
     assert "-> " in output and "torch-remote-worker --listen" in output
     status, output, _ = command("doctor", "--quick", TORCH_REMOTE_TOKEN_FILE="/nowhere", TORCH_REMOTE_TOKEN="hush hush")
     assert status == 1 and "correct TORCH_REMOTE_TOKEN_FILE" in output and "hush" not in output
+
+
+def test_versions_of_torch_are_compared_as_numbers(monkeypatch, tmp_path):
+    for minor in ("2.10", "2.9"):
+        plugin = tmp_path / f"torch{minor}/libaten_plugin.so"
+        plugin.parent.mkdir()
+        plugin.touch()
+    (tmp_path / "version.py").write_text((service.package() / "version.py").read_text())
+    monkeypatch.setattr(service, "package", lambda: tmp_path)
+    check = doctor._torch()
+    assert check["state"] == "failed" and check["found"].endswith("this torch_remote is for torch 2.9 and 2.10")
+    assert check["fix"] == "pip install 'torch==2.10.*'"
 
 
 @pytest.fixture

@@ -140,6 +140,16 @@ Status read_input(const std::string& path, Input* input) {
   return {};
 }
 
+std::string number_list(const std::vector<uint32_t>& numbers) {
+  constexpr size_t kShown = 20;
+  std::string text;
+  for (size_t i = 0; i < std::min(numbers.size(), kShown); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(numbers[i]);
+  }
+  if (numbers.size() > kShown) text += " and " + std::to_string(numbers.size() - kShown) + " more";
+  return text;
+}
+
 Status with_input_name(const Input& input, const Status& status) {
   return {status.code(), input.name + ": " + without_prefix(status.message())};
 }
@@ -200,24 +210,20 @@ Status next_program(const Input& input, remote::CaptureReader& reader, remote::C
 Status find_program(const Input& input, remote::CaptureReader& reader, const GraphSelection& choice,
                     remote::CapturedProgramPtr* program) {
   remote::CapturedProgramPtr found, next;
-  std::string numbers;
-  size_t count = 0;
-  constexpr size_t kShown = 20;
+  std::vector<uint32_t> numbers;
   do {
     if (Status status = next_program(input, reader, &next); !status.ok()) return status;
     if (next == nullptr) break;
-    ++count;
-    if (count <= kShown) numbers += (count == 1 ? "" : ", ") + std::to_string(next->number);
+    numbers.push_back(next->number);
     if (choice.program == 0 || next->number == choice.program) found = next;
   } while (choice.program == 0 || found == nullptr);
-  if (count > kShown) numbers += " and " + std::to_string(count - kShown) + " more";
   if (found == nullptr && choice.program != 0) {
     return Status::invalid(input.name + ": has no program " + std::to_string(choice.program) + "; it has " +
-                           (numbers.empty() ? "none" : numbers));
+                           (numbers.empty() ? "none" : number_list(numbers)));
   }
-  if (count != 1 && choice.program == 0) {
-    return Status::invalid(input.name + ": has " + std::to_string(count) + " programs" +
-                           (count == 0 ? "" : "; choose one with --program: " + numbers));
+  if (numbers.size() != 1 && choice.program == 0) {
+    return Status::invalid(input.name + ": has " + std::to_string(numbers.size()) + " programs" +
+                           (numbers.empty() ? "" : "; choose one with --program: " + number_list(numbers)));
   }
   *program = std::move(found);
   return {};

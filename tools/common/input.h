@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "ir/graph.h"
 #include "remote/capture/capture.h"
@@ -23,6 +24,9 @@ struct Input {
 // Reads a file, or the standard input if `path` is "-" or empty. Returns kInvalid if the input cannot be read or has
 // none of the three formats.
 Status read_input(const std::string& path, Input* input);
+
+// "1, 2, 3 and 5 more": at most 20 numbers of programs, for a message.
+std::string number_list(const std::vector<uint32_t>& numbers);
 
 // Adds the name of the faulty input to an error message.
 Status with_input_name(const Input& input, const Status& status);

@@ -4,8 +4,8 @@
 #include <string>
 
 #include "remote/capture/capture.h"
+#include "tools/common/capture_summary.h"
 #include "tools/common/graph_json.h"
-#include "tools/dump/capture_summary.h"
 
 // The text and JSON output of remote-dump; docs/tools.md describes the JSON.
 namespace torch_remote::tools {

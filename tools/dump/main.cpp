@@ -3,10 +3,10 @@
 #include <string>
 #include <vector>
 
+#include "tools/common/capture_summary.h"
 #include "tools/common/command.h"
 #include "tools/common/graph_json.h"
 #include "tools/common/input.h"
-#include "tools/dump/capture_summary.h"
 #include "tools/dump/describe.h"
 #include "tools/dump/graph_diff.h"
 #include "tools/dump/runners.h"

@@ -98,10 +98,10 @@ class Browser:
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         return self._call(method, params, self._session)
 
-    def open(self, path: Path) -> float:
+    def open(self, path: Path, fragment: str = "") -> float:
         """Opens a page. Returns the seconds until it is loaded and drawn."""
         begin = time.monotonic()
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.call("Page.navigate", url=path.resolve().as_uri() + ("#" + fragment if fragment else ""))
         while self.evaluate("document.readyState") != "complete" or not self.evaluate("'remoteViz' in window"):
             if time.monotonic() - begin > 60:
                 raise TimeoutError(f"{path} does not load: {self.errors}")
@@ -112,6 +112,15 @@ class Browser:
     def settle(self) -> None:
         """Waits until two frames are drawn."""
         self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))")
+
+    def wait_until(self, condition: str) -> None:
+        """Waits until the expression is true, and what it led to is drawn."""
+        begin = time.monotonic()
+        while not self.evaluate(condition):
+            if time.monotonic() - begin > 10:
+                raise TimeoutError(f"{condition} does not become true: {self.errors}")
+            time.sleep(0.01)
+        self.settle()
 
     def evaluate(self, expression: str) -> Any:
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
@@ -134,6 +143,12 @@ class Browser:
 
     def type(self, text: str) -> None:
         self.call("Input.insertText", text=text)
+        self.settle()
+
+    def type_key(self, key: str) -> None:
+        """Types a character as a key, so that the page's handlers of keys see it."""
+        for kind, typed in (("keyDown", key), ("keyUp", "")):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, text=typed)
         self.settle()
 
     def press(self, key: str) -> None:

@@ -9,9 +9,9 @@
 #include "passes/testing/random_program.h"
 #include "remote/capture/session_writer.h"
 
-// session FILE [OP]: writes a capture, as a client would. Program 1 is small, has a batch size and a rate as
-// parameters, and runs three times. Program 2 is a hundred training ops, and runs once. OP replaces the relu of
-// program 1.
+// session FILE [OP [COUNT OPS]]: writes a capture, as a client would. Program 1 is small, has a batch size and a rate
+// as parameters, and runs three times. Program 2 is a hundred training ops, and runs once. OP replaces the relu of
+// program 1. COUNT random programs of about OPS ops follow, which run once.
 namespace torch_remote {
 namespace {
 
@@ -51,13 +51,24 @@ ir::Graph small(const std::string& op) {
   return graph;
 }
 
-ir::Graph training(const ir::Trace& trace) {
+ir::Graph imported(const ir::Trace& trace) {
   ir::Graph graph;
   check(ir::import_trace(trace, trace.survivors(), &graph));
   return graph;
 }
 
-void write(const std::string& path, const std::string& op) {
+// Loads a program that was recorded as `trace`, and runs it once.
+void load_and_run(remote::SessionWriter& session, uint32_t number, const ir::Trace& trace) {
+  const ir::Graph graph = imported(trace);
+  std::vector<uint64_t> inputs;
+  for (const ir::Buffer& buffer : graph.buffers) {
+    if (buffer.kind == ir::BufferKind::kInput) inputs.push_back(100 + inputs.size());
+  }
+  session.load(number, &graph, optimized(graph));
+  session.run(number, trace.params, inputs, number * uint64_t{1000});
+}
+
+void write(const std::string& path, const std::string& op, uint32_t count, uint32_t ops) {
   std::shared_ptr<remote::CaptureWriter> writer;
   check(remote::CaptureWriter::open({.path = path, .torch_version = "2.13.0"}, &writer));
   remote::SessionWriter session(std::move(writer));
@@ -74,21 +85,19 @@ void write(const std::string& path, const std::string& op) {
   run(32, 0.25, 4, {3});
   run(17, 0.25, 5);
   session.read(5, 4, std::vector<int64_t>{17}, std::vector<int64_t>{1}, 0, {bytes.data(), 68});
-  const ir::Trace trace = passes::testing::perceptron_program(100);
-  const ir::Graph second = training(trace);
-  std::vector<uint64_t> inputs;
-  for (const ir::Buffer& buffer : second.buffers) {
-    if (buffer.kind == ir::BufferKind::kInput) inputs.push_back(100 + inputs.size());
+  load_and_run(session, 2, passes::testing::perceptron_program(100));
+  for (uint32_t i = 0; i < count; ++i) {
+    passes::testing::Rng rng(i);
+    load_and_run(session, 3 + i, passes::testing::random_program(rng, ops));
   }
-  session.load(2, &second, optimized(second));
-  session.run(2, trace.params, inputs, 1000);
 }
 
 }  // namespace
 }  // namespace torch_remote
 
 int main(int argc, char** argv) {
-  if (argc < 2) return 2;
-  torch_remote::write(argv[1], argc > 2 ? argv[2] : "relu");
+  if (argc != 2 && argc != 3 && argc != 5) return 2;
+  const auto number = [&](int i) { return argc > i ? static_cast<uint32_t>(std::strtoul(argv[i], nullptr, 10)) : 0; };
+  torch_remote::write(argv[1], argc > 2 ? argv[2] : "relu", number(3), number(4));
   return 0;
 }

@@ -28,17 +28,23 @@ function familyOf(p) {
   return best;
 }
 
-const colorings = { family: (p) => ({ hue: hues[familyOf(p)] ?? 0, plain: plainFamily(familyOf(p)) }) };
-// The color of a group that one kernel may compute; adjacent groups differ. Plain: none of the ops is in a group.
 const groupOf = (n) => data.graph.groups[nodes[n].group];
-if (data.graph.groups.some((group) => group.kind)) {
-  colorings.group = (p) => ({ hue: (nodes[p.first].group * 137) % 360, plain: !groupOf(p.first).kind });
-}
 // From blue (zero) to red (the maximum), by the square root, so that medium values are visible.
 function byAmount(amount) {
   return (p, largest) => ({ hue: 230 - 230 * Math.sqrt(amount(p) / (largest || 1)), plain: amount(p) === 0 });
 }
-const amounts = {};
-if (data.times.length > 0) amounts.time = (p) => timeOf(p.first, p.last);
-if (data.bytes.length > 0) amounts.bytes = (p) => data.bytes.slice(p.first, p.last + 1).reduce((a, b) => a + b, 0);
-for (const name of Object.keys(amounts)) colorings[name] = byAmount(amounts[name]);
+
+// The colorings of the program that is shown; makeColorings sets them.
+let colorings, amounts;
+
+function makeColorings() {
+  colorings = { family: (p) => ({ hue: hues[familyOf(p)] ?? 0, plain: plainFamily(familyOf(p)) }) };
+  amounts = {};
+  // The color of a group that one kernel may compute; adjacent groups differ. Plain: none of the ops is in a group.
+  if (data.graph.groups.some((group) => group.kind)) {
+    colorings.group = (p) => ({ hue: (nodes[p.first].group * 137) % 360, plain: !groupOf(p.first).kind });
+  }
+  if (data.times.length > 0) amounts.time = (p) => timeOf(p.first, p.last);
+  if (data.bytes.length > 0) amounts.bytes = (p) => data.bytes.slice(p.first, p.last + 1).reduce((a, b) => a + b, 0);
+  for (const name of Object.keys(amounts)) colorings[name] = byAmount(amounts[name]);
+}

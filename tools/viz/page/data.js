@@ -1,21 +1,53 @@
-// Reads the data that the page shows:
-//   title    string
+// Reads the data that the page shows.
+//
+// The element "menu" has:
+//   title     string
+//   programs  number (0: a graph without a number), ops, groups, runs (null: unknown), us (p50 of one run, or null),
+//             runner_counts: [name, number of kernels and library calls]; entry: index of the program's data in the element
+//             "shared", or null, if the page does not have it: then `missing` says why
+//   shown     index of the program that is shown first: the one that takes most time
+//
+// The element "shared" has the data of all programs; tools/viz/shared_json.h defines its form. A program's data are:
 //   graph    the JSON of a graph, as docs/tools.md describes it
 //   edges    [earlier node, later node]: the later one needs the earlier one
 //   memory   sizes_known, height (bytes), peak (node), bars: [buffer, first node, last node, offset, bytes],
 //            live: bytes at each node
 //   values   the values of the symbols in one run, or empty
 //   times    [p50, p99] in microseconds of each node, or null; empty if there are none
+//   runners  what executed each node: a name, or "" if it is unknown; empty if there are no times
 //   bytes    the bytes that each node reads and writes; empty if sizes are not known
-const data = JSON.parse(document.getElementById("data").textContent);
-const nodes = data.graph.nodes;
-const symbolsByName = new Map(data.graph.symbols.map((symbol) => [symbol.name, symbol]));
-const buffersByName = new Map(data.graph.buffers.map((buffer) => [buffer.name, buffer]));
-const inputsOf = nodes.map(() => []);
-const usersOf = nodes.map(() => []);
-for (const [from, to] of data.edges) {
-  inputsOf[to].push(from);
-  usersOf[from].push(to);
+const menu = JSON.parse(document.getElementById("menu").textContent);
+const shared = JSON.parse(document.getElementById("shared").textContent);
+const sharedValues = [];  // of the entries that were needed so far
+
+function sharedValue(index) {
+  if (index in sharedValues) return sharedValues[index];
+  const entry = shared.entries[index];
+  const children = typeof entry === "string" ? [] : entry.slice(1).map((child) => (Array.isArray(child) ? sharedValue(child[0]) : child));
+  const value = typeof entry === "string" ? entry
+    : entry[0] < 0 ? children
+    : Object.fromEntries(shared.keys[entry[0]].map((key, i) => [key, children[i]]));
+  return (sharedValues[index] = value);
+}
+
+// The program that is shown; readProgram sets them.
+let data, nodes, symbolsByName, buffersByName;
+let inputsOf, usersOf;  // nodes by node
+let levelNames, tree;
+
+function readProgram(program) {
+  data = sharedValue(program.entry);
+  nodes = data.graph.nodes;
+  symbolsByName = new Map(data.graph.symbols.map((symbol) => [symbol.name, symbol]));
+  buffersByName = new Map(data.graph.buffers.map((buffer) => [buffer.name, buffer]));
+  inputsOf = nodes.map(() => []);
+  usersOf = nodes.map(() => []);
+  for (const [from, to] of data.edges) {
+    inputsOf[to].push(from);
+    usersOf[from].push(to);
+  }
+  levelNames = nodes.some((node) => node.source) ? ["functions", "lines", "ops"] : ["parts", "blocks", "ops"];
+  tree = buildTree();
 }
 
 // -- text ---------------------------------------------------------------------------------------------------------------
@@ -126,9 +158,6 @@ function buildTree() {
   }
   return roots;
 }
-
-const levelNames = nodes.some((node) => node.source) ? ["functions", "lines", "ops"] : ["parts", "blocks", "ops"];
-const tree = buildTree();
 
 // Returns the parts that are drawn as boxes: the closed parts below open ones. A part with one child is never drawn itself.
 function visibleParts() {

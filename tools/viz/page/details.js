@@ -40,6 +40,7 @@ function describeNode(parent, n) {
   });
   const time = data.times[n];
   if (time) tableRow(table, "time", `p50 ${formatTime(time[0])}, p99 ${formatTime(time[1])}`);
+  if (data.runners[n]) tableRow(table, "runner", data.runners[n]);
   if (data.bytes.length > 0) tableRow(table, "bytes", formatBytes(data.bytes[n]));
 }
 

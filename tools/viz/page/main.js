@@ -46,32 +46,126 @@ function startLevel() {
 }
 
 function makeHeader() {
-  document.getElementById("title").textContent = data.title;
-  const time = nodes.length > 0 ? timeOf(0, nodes.length - 1) : 0;
-  document.getElementById("summary").textContent =
-    `${nodes.length} ops, ${data.graph.buffers.length} buffers, ${data.graph.params} parameters` +
-    (time > 0 ? `, ${formatTime(time)}` : "");
+  document.getElementById("levels").replaceChildren();
   levelNames.forEach((name, i) => {
     element("button", name, undefined, document.getElementById("levels")).onclick = () => setLevel(i);
   });
   const choice = document.getElementById("color");
+  choice.replaceChildren();
   for (const name of Object.keys(colorings)) element("option", name, undefined, choice);
+  if (!(coloring in colorings)) coloring = "family";
+  choice.value = coloring;
   choice.onchange = () => { coloring = choice.value; recolor(); showLegend(); redraw(); };
   document.getElementById("fit").onclick = () => { fit(); redraw(); };
 }
 
+// -- programs --------------------------------------------------------------------------------------------------------------
+
+const programMenu = document.getElementById("program");
+let shownProgram = menu.shown;  // index in menu.programs
+
+const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
+
+function programText(program) {
+  const runners = program.runner_counts.map(([name, count]) => `${name} ${count}`).join(", ");
+  const parts = [plural(program.ops, "op")];
+  if (program.groups > 0) parts.push(plural(program.groups, "group"));
+  if (program.runs !== null) parts.push(plural(program.runs, "run"));
+  if (program.us !== null) parts.push(program.runs === null ? formatTime(program.us) : `${formatTime(program.us)} each`);
+  if (runners) parts.push(runners);
+  return parts.join(", ");
+}
+
+function showMessage(text) {
+  const message = document.getElementById("message");
+  message.textContent = text;
+  message.hidden = text === "";
+}
+
+function showProgram(index) {
+  const program = menu.programs[index];
+  if (data) select(null);  // closes the panel while the graph that it belongs to is still there
+  shownProgram = index;
+  readProgram(program);
+  makeColorings();
+  makeHeader();
+  showLegend();
+  showWholeMemory();
+  const name = program.number > 0 && menu.programs.length > 1 ? `program ${program.number} of ${menu.title}` : menu.title;
+  document.title = name;
+  document.getElementById("title").textContent = menu.title;
+  const time = nodes.length > 0 ? timeOf(0, nodes.length - 1) : 0;
+  document.getElementById("summary").textContent =
+    `${plural(nodes.length, "op")}, ${plural(data.graph.buffers.length, "buffer")}, ${plural(data.graph.params, "parameter")}` +
+    (time > 0 ? `, ${formatTime(time)}` : "");
+  document.getElementById("empty").hidden = nodes.length > 0;
+  programMenu.value = index;
+  tooltip.hidden = true;
+  searchTexts = null;
+  runSearch();
+  resizeCanvas(graphCanvas, view);
+  setLevel(startLevel());
+  drawAll();
+}
+
+function makeProgramMenu() {
+  document.getElementById("programs").hidden = menu.programs.length < 2;
+  menu.programs.forEach((program, index) => {
+    const missing = program.entry === null ? ` (${program.missing})` : "";
+    const option = element("option", `${program.number}: ${programText(program)}${missing}`, undefined, programMenu);
+    option.value = index;
+    option.disabled = program.entry === null;
+  });
+  programMenu.onchange = () => { location.hash = `program=${menu.programs[programMenu.value].number}`; };
+}
+
+// Goes to the next program in the menu that the page has; `step`: 1 or -1.
+function stepProgram(step) {
+  let index = shownProgram + step;
+  while (index in menu.programs && menu.programs[index].entry === null) index += step;
+  if (index in menu.programs) location.hash = `program=${menu.programs[index].number}`;
+}
+
+// Shows the program that the fragment of the URL names, #program=3. Without a fragment: the one that takes most time.
+function followFragment() {
+  const fragment = location.hash.slice(1);
+  const match = /^program=(\d+)$/.exec(fragment);
+  const index = match ? menu.programs.findIndex((program) => program.number === Number(match[1])) : -1;
+  const program = menu.programs[index];
+  if (program && program.entry !== null) {
+    showMessage("");
+    showProgram(index);
+    return;
+  }
+  if (program) {
+    showMessage(`Program ${program.number} is not on this page: ${program.missing}. remote-viz --program ${program.number} makes a page with it.`);
+  } else if (fragment !== "") {
+    const numbers = menu.programs.filter((p) => p.entry !== null && p.number > 0).map((p) => p.number);
+    const known = numbers.slice(0, 20).join(", ") + (numbers.length > 20 ? ` and ${numbers.length - 20} more` : "");
+    showMessage(`This page has no "${fragment}".` + (known ? ` Write #program=N with one of its programs: ${known}.` : ""));
+  } else {
+    showMessage("");
+  }
+  showProgram(menu.shown);
+}
+
 // -- search ----------------------------------------------------------------------------------------------------------------
 
-const searchTexts = nodes.map((node) => {
-  const tensors = [...node.args, ...node.results].flatMap(tensorsIn);
-  const words = tensors.map((t) => ` %${t.view} ${t.buffer} ${t.dtype ?? ""}`).join("");
-  return `${node.op} ${node.family} op ${node.index} ${node.source ?? ""}${words} `.toLowerCase();
-});
+let searchTexts = null;  // of the nodes of the program that is shown; made by the first search
+
+function makeSearchTexts() {
+  return nodes.map((node) => {
+    const tensors = [...node.args, ...node.results].flatMap(tensorsIn);
+    const words = tensors.map((t) => ` %${t.view} ${t.buffer} ${t.dtype ?? ""}`).join("");
+    return `${node.op} ${node.family} op ${node.index} ${node.source ?? ""}${words} `.toLowerCase();
+  });
+}
 
 // Every word must occur; %7 and b3 match only whole words.
 function runSearch() {
   const words = searchBox.value.toLowerCase().split(/\s+/).filter(Boolean).map((w) => (/^(%|b)\d+$/.test(w) ? ` ${w} ` : w));
   order = [];
+  if (words.length > 0) searchTexts ??= makeSearchTexts();
   if (words.length > 0) searchTexts.forEach((text, n) => { if (words.every((word) => text.includes(word))) order.push(n); });
   hits = new Set(order);
   current = -1;
@@ -93,6 +187,8 @@ searchBox.onkeydown = (event) => {
   event.stopPropagation();
 };
 window.onkeydown = (event) => {
+  if (event.target === programMenu || event.target.id === "color") return;  // letters choose in a menu
+  if (event.key === "[" || event.key === "]") stepProgram(event.key === "[" ? -1 : 1);
   if (event.key === "/") { searchBox.focus(); event.preventDefault(); }
   if (event.key === "f") { fit(); redraw(); }
   if (event.key === "Escape") select(null);
@@ -177,13 +273,10 @@ draggable(document.getElementById("splitter"), (dx, dy) => {
 
 window.onresize = drawAll;
 matchMedia("(prefers-color-scheme: dark)").onchange = () => { readTheme(); recolor(); showLegend(); drawAll(); };
+window.onhashchange = followFragment;
 readTheme();
-makeHeader();
-showLegend();
-document.getElementById("empty").hidden = nodes.length > 0;
-resizeCanvas(graphCanvas, view);
-setLevel(startLevel());
-drawAll();
+makeProgramMenu();
+followFragment();
 
 // For scripts: moves to an op, and returns its position on the page.
 window.remoteViz = {

@@ -2,7 +2,7 @@
 // large, at the place that the worker's placement would give it. The line is what is alive at each node.
 const memorySection = document.getElementById("memory");
 const memoryCanvas = memorySection.querySelector("canvas");
-const memoryView = { width: 0, height: 0, from: 0, to: Math.max(1, nodes.length) };  // nodes that are shown
+const memoryView = { width: 0, height: 0, from: 0, to: 1 };  // from, to: the nodes that are shown
 const memoryTop = 24, memoryLeft = 8;
 let hoveredBar = null;
 
@@ -90,6 +90,12 @@ function barAt(x, y) {
   const node = Math.floor(nodeAtX(x));
   return data.memory.bars.find(([, first, last, offset, bytes]) =>
     first <= node && node <= last && memoryY(offset + bytes) <= y && y <= memoryY(offset)) || null;
+}
+
+function showWholeMemory() {
+  memoryView.from = 0;
+  memoryView.to = Math.max(1, nodes.length);
+  hoveredBar = null;
 }
 
 function zoomMemory(x, factor) {

@@ -1,4 +1,4 @@
-#include "tools/dump/capture_summary.h"
+#include "tools/common/capture_summary.h"
 
 #include <algorithm>
 #include <optional>
