@@ -1,6 +1,15 @@
 #pragma once
 
 #include <Python.h>
+
+#if PY_VERSION_HEX < 0x030B0000
+#error "torch_remote needs CPython 3.11 or later: earlier versions store frames in another way"
+#elif PY_VERSION_HEX >= 0x030F0000
+#error "frontend/source/frames.h does not know the frames of this CPython yet"
+#elif defined(Py_GIL_DISABLED)
+#error "torch_remote needs a CPython with the GIL: free-threaded builds copy a code object's instructions per thread"
+#endif
+
 // Python's headers come first. The layout of frames is internal to CPython and differs between its versions.
 #define Py_BUILD_CORE
 #if PY_VERSION_HEX >= 0x030E0000
@@ -20,13 +29,6 @@
 // PyThreadState_GetFrame() and PyFrame_GetBack() make frame objects, and PyUnstable_InterpreterFrame_GetCode() returns
 // a new reference. No function of CPython returns the caller of an interpreter frame.
 namespace torch_remote::frontend::frames {
-
-#if PY_VERSION_HEX >= 0x030F0000
-#error "frontend/source/frames.h does not know the frames of this CPython yet"
-#endif
-#ifdef Py_GIL_DISABLED
-#error "torch_remote needs a CPython with the GIL: free-threaded builds copy a code object's instructions per thread"
-#endif
 
 using Frame = _PyInterpreterFrame;
 
@@ -53,10 +55,8 @@ inline PyCodeObject* code(const Frame* frame) {
   return frame->owner == FRAME_OWNED_BY_CSTACK ? nullptr : reinterpret_cast<PyCodeObject*>(frame->f_executable);
 #elif PY_VERSION_HEX >= 0x030C0000
   return frame->owner == FRAME_OWNED_BY_CSTACK ? nullptr : frame->f_code;
-#elif PY_VERSION_HEX >= 0x030B0000
-  return frame->f_code;
 #else
-#error "torch_remote needs CPython 3.11 or later: earlier versions store frames differently"
+  return frame->f_code;
 #endif
 }
 
