@@ -44,7 +44,7 @@ inline Frame* current(PyThreadState* state) {
 // The frame that called this one, or null.
 inline Frame* caller(const Frame* frame) { return frame->previous; }
 
-// The code that the frame runs, a borrowed reference. It is null for the frame that CPython 3.13 and later have
+// The code that the frame runs, a borrowed reference. It is null for the frame that CPython 3.12 and later have
 // wherever C calls Python.
 inline PyCodeObject* code(const Frame* frame) {
 #if PY_VERSION_HEX >= 0x030E0000
