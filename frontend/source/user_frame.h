@@ -2,19 +2,27 @@
 
 #include <Python.h>
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "frontend/source/frames.h"
-#include "frontend/source/source.h"
+#include "ir/trace.h"
 
 // Finds this thread's innermost user frame and the chain of its callers. It is inlined into capture_source(), because
 // another function call is measurable per op.
 namespace torch_remote::frontend {
 
 constexpr uint32_t kBackward = 0x8000'0000;  // a bit of SourceRef::callers: the record belongs to a backward pass
+
+// Folders whose files are not user code. Written at import; read with the GIL held.
+std::vector<std::string>& library_folders();
 
 // All code objects seen so far, and whether each is user code. A hash table with open addressing. Entries are never
 // removed and code objects are kept alive, so an address identifies a code object forever. It is read without a lock
@@ -62,6 +70,47 @@ inline CodeTable::Kind kind_of(PyCodeObject* code) {
   }
   return kind;
 }
+
+// Chains of callers, stored as a tree. A number identifies a frame together with the number of its caller; 0 means no
+// caller, or that the table is full. Entries are never removed, and their code objects stay alive.
+class Callers {
+ public:
+  struct Frame {
+    uint32_t caller = 0;
+    PyCodeObject* code = nullptr;
+    int32_t instruction = -1;
+  };
+  static constexpr uint32_t kMost = 1 << 20;
+
+  // Does not need the GIL.
+  uint32_t number(uint32_t caller, PyCodeObject* code, const void* at, int32_t instruction) {
+    std::lock_guard lock(mutex_);
+    const auto [found, added] = numbers_.try_emplace({caller, at}, static_cast<uint32_t>(frames_.size()));
+    if (!added) return found->second;
+    if (frames_.size() == kMost) {
+      numbers_.erase(found);
+      return 0;
+    }
+    frames_.push_back({caller, code, instruction});
+    return found->second;
+  }
+  Frame frame(uint32_t number) {
+    std::lock_guard lock(mutex_);
+    return number < frames_.size() ? frames_[number] : Frame();
+  }
+
+ private:
+  struct Hash {
+    size_t operator()(const std::pair<uint32_t, const void*>& key) const {
+      return (reinterpret_cast<uintptr_t>(key.second) ^ uint64_t{key.first} << 40) * 0x9E3779B97F4A7C15 >> 8;
+    }
+  };
+  std::mutex mutex_;
+  std::unordered_map<std::pair<uint32_t, const void*>, uint32_t, Hash> numbers_;
+  std::deque<Frame> frames_{Frame()};
+};
+
+Callers& callers();
 
 // The call chain of this thread's last record, innermost frame first. `at` has each frame's address inside a code
 // object that stays alive, so equal addresses mean the same instruction. A record with the same callers costs one

@@ -106,7 +106,8 @@ def frames(python: str, include: str) -> str:
         failed = said_by(
             *(os.environ.get("CXX", "g++"), "-std=c++20", "-O2", "-Wall", "-Werror", "-fPIC", "-shared"),
             *("-fvisibility=hidden", f"-I{ROOT}", "-isystem", include),
-            *(source / "source.cpp", source / "probe.cpp", "-o", probe),
+            *(source / name for name in ("source.cpp", "user_frame.cpp", "probe.cpp")),
+            *("-o", probe),
         )
         return failed or said_by(python, source / "source_test.py", TORCH_REMOTE_PROBE=str(probe))
 
