@@ -50,6 +50,7 @@ inline PyCodeObject* code(const Frame* frame) {
 #if PY_VERSION_HEX >= 0x030E0000
   if (frame->owner >= FRAME_OWNED_BY_INTERPRETER) return nullptr;
   constexpr uintptr_t kTag = 3;  // bits of a _PyStackRef that are not part of the address
+  // NOLINTNEXTLINE(performance-no-int-to-ptr)
   return reinterpret_cast<PyCodeObject*>(frame->f_executable.bits & ~kTag);
 #elif PY_VERSION_HEX >= 0x030D0000
   return frame->owner == FRAME_OWNED_BY_CSTACK ? nullptr : reinterpret_cast<PyCodeObject*>(frame->f_executable);

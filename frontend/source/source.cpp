@@ -13,6 +13,12 @@ namespace {
 
 constexpr int32_t kStackTraceText = -2;  // SourceRef::instruction: `code` is a str
 
+// The code object, or the text of a stack trace. It is never freed.
+PyObject* object_of(const ir::SourceRef& source) {
+  return reinterpret_cast<PyObject*>(source.code);  // NOLINT(performance-no-int-to-ptr): a trace stores integers
+}
+PyCodeObject* code_of(const ir::SourceRef& source) { return reinterpret_cast<PyCodeObject*>(object_of(source)); }
+
 constexpr std::string_view kOutsideOfFunctions = "<module>";
 
 // By file. Read and written with the GIL held.
@@ -172,10 +178,10 @@ std::string describe_source(const ir::SourceRef& source) {
   const PyGILState_STATE gil = PyGILState_Ensure();
   std::string text;
   if (source.instruction == kStackTraceText) {
-    const std::vector<std::string> lines = lines_of_text(reinterpret_cast<PyObject*>(source.code));
+    const std::vector<std::string> lines = lines_of_text(object_of(source));
     if (!lines.empty()) text = lines.back();
   } else {
-    text = line_of(reinterpret_cast<PyCodeObject*>(source.code), source.instruction);
+    text = line_of(code_of(source), source.instruction);
     if (!text.empty() && is_backward(source)) text += " (backward)";
   }
   PyErr_Clear();
@@ -189,14 +195,14 @@ std::string describe_stack(const ir::SourceRef& source) {
   CallerLines callers_above;
   std::string line;
   if (source.instruction == kStackTraceText) {
-    std::vector<std::string> lines = lines_of_text(reinterpret_cast<PyObject*>(source.code));
+    std::vector<std::string> lines = lines_of_text(object_of(source));
     if (!lines.empty()) {
       line = std::move(lines.back());
       lines.pop_back();
     }
     while (!lines.empty() && callers_above.add(lines.back(), lines.back())) lines.pop_back();
   } else {
-    Callers::Frame frame{source.callers & ~kBackward, reinterpret_cast<PyCodeObject*>(source.code)};
+    Callers::Frame frame{source.callers & ~kBackward, code_of(source)};
     line = line_of(frame.code, source.instruction);
     while (frame.caller != 0 && !is_labeled_module(frame.code)) {
       frame = callers().frame(frame.caller);
