@@ -1,323 +1,23 @@
-#include <Python.h>
-// Python's headers come first. The frame's layout is internal to CPython and differs between versions.
-#define Py_BUILD_CORE
-#include <internal/pycore_frame.h>
-#undef Py_BUILD_CORE
-
-#include <ATen/SequenceNumber.h>
-#include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/python_variable.h>
+#include "frontend/source/source.h"
 
 #include <algorithm>
-#include <array>
-#include <atomic>
-#include <deque>
-#include <memory>
-#include <mutex>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "frontend/source/source.h"
+#include "frontend/source/user_frame.h"
 
 namespace torch_remote::frontend {
 namespace {
 
-std::vector<std::string>& library_folders() {
-  static auto* folders = new std::vector<std::string>;  // written at import; read with the GIL held
-  return *folders;
-}
-
-// All code objects seen so far, and whether each is user code. A hash table with open addressing. Entries are never
-// removed and code objects are kept alive, so an address identifies a code object forever. It is read without a lock
-// and written with the GIL held.
-class CodeTable {
- public:
-  enum class Kind { kUnknown, kUser, kLibrary };
-
-  Kind find(PyCodeObject* code) const {
-    for (size_t i = slot(code);; i = (i + 1) & (kSize - 1)) {
-      const uintptr_t entry = entries_[i].load(std::memory_order_acquire);
-      if (entry == 0) return Kind::kUnknown;
-      if ((entry & ~uintptr_t{1}) == reinterpret_cast<uintptr_t>(code)) {
-        return entry & 1 ? Kind::kLibrary : Kind::kUser;
-      }
-    }
-  }
-
-  // Requires the GIL. Returns kUnknown if the table is full; the code object is then not kept alive.
-  Kind insert(PyCodeObject* code) {
-    const Kind known = find(code);
-    if (known != Kind::kUnknown) return known;
-    const Kind kind = is_library(code) ? Kind::kLibrary : Kind::kUser;
-    if (count_ >= kSize / 2) return Kind::kUnknown;
-    ++count_;
-    Py_INCREF(code);
-    size_t i = slot(code);
-    while (entries_[i].load(std::memory_order_relaxed) != 0) i = (i + 1) & (kSize - 1);
-    entries_[i].store(reinterpret_cast<uintptr_t>(code) | (kind == Kind::kLibrary), std::memory_order_release);
-    return kind;
-  }
-
- private:
-  static constexpr size_t kSize = 1 << 16;
-  static size_t slot(PyCodeObject* code) {
-    return (reinterpret_cast<uintptr_t>(code) >> 4) * 0x9E3779B97F4A7C15ull >> 48;
-  }
-  static bool is_library(PyCodeObject* code) {
-    const char* file = PyUnicode_AsUTF8(code->co_filename);
-    if (file == nullptr) {
-      PyErr_Clear();
-      return true;
-    }
-    const std::string_view name(file);
-    if (name.starts_with("<frozen")) return true;
-    for (const std::string& folder : library_folders()) {
-      if (name.starts_with(folder)) return true;
-    }
-    return false;
-  }
-
-  std::array<std::atomic<uintptr_t>, kSize> entries_{};
-  size_t count_ = 0;
-};
-
-CodeTable& codes() {
-  static auto* table = new CodeTable;
-  return *table;
-}
-
-_PyInterpreterFrame* current_frame(PyThreadState* state) {
-#if PY_VERSION_HEX >= 0x030D0000
-  return state->current_frame;
-#else
-  return state->cframe != nullptr ? state->cframe->current_frame : nullptr;
-#endif
-}
-
-PyCodeObject* code_of(_PyInterpreterFrame* frame) {
-#if PY_VERSION_HEX >= 0x030D0000
-  PyObject* executable = frame->f_executable;
-  return executable != nullptr && PyCode_Check(executable) ? reinterpret_cast<PyCodeObject*>(executable) : nullptr;
-#else
-  return frame->f_code;
-#endif
-}
-
-// Byte offset of the frame's current instruction.
-int32_t instruction_of(_PyInterpreterFrame* frame) {
-  return static_cast<int32_t>(_PyInterpreterFrame_LASTI(frame)) * 2;
-}
-
-CodeTable::Kind kind_of(PyCodeObject* code) {
-  CodeTable::Kind kind = codes().find(code);
-  if (kind == CodeTable::Kind::kUnknown) [[unlikely]] {
-    const PyGILState_STATE gil = PyGILState_Ensure();
-    kind = codes().insert(code);
-    PyGILState_Release(gil);
-  }
-  return kind;
-}
-
-// Chains of callers, stored as a tree. A number identifies a frame together with the number of its caller; 0 means no
-// caller, or that the table is full. Entries are never removed, and their code objects stay alive.
-class Callers {
- public:
-  struct Frame {
-    uint32_t caller = 0;
-    PyCodeObject* code = nullptr;
-    int32_t instruction = -1;
-  };
-  static constexpr uint32_t kMost = 1 << 20;
-
-  // Does not need the GIL.
-  uint32_t number(uint32_t caller, PyCodeObject* code, const void* at, int32_t instruction) {
-    std::lock_guard lock(mutex_);
-    const auto [found, added] = numbers_.try_emplace({caller, at}, static_cast<uint32_t>(frames_.size()));
-    if (!added) return found->second;
-    if (frames_.size() == kMost) {
-      numbers_.erase(found);
-      return 0;
-    }
-    frames_.push_back({caller, code, instruction});
-    return found->second;
-  }
-  Frame frame(uint32_t number) {
-    std::lock_guard lock(mutex_);
-    return number < frames_.size() ? frames_[number] : Frame();
-  }
-
- private:
-  struct Hash {
-    size_t operator()(const std::pair<uint32_t, const void*>& key) const {
-      return (reinterpret_cast<uintptr_t>(key.second) ^ uint64_t{key.first} << 40) * 0x9E3779B97F4A7C15 >> 8;
-    }
-  };
-  std::mutex mutex_;
-  std::unordered_map<std::pair<uint32_t, const void*>, uint32_t, Hash> numbers_;
-  std::deque<Frame> frames_{Frame()};
-};
-
-Callers& callers() {
-  static auto* instance = new Callers;
-  return *instance;
-}
-
-// The call chain of this thread's last record, innermost frame first. `at` has each frame's address inside a code
-// object that stays alive, so equal addresses mean the same instruction. A record with the same callers costs one
-// comparison per frame.
-struct LastCallers {
-  static constexpr uint32_t kMost = 128;  // frames outside of these are ignored
-  uint32_t count = 0;
-  uint32_t number = 0;
-  std::array<const void*, kMost> at{};
-  std::array<uint32_t, kMost> numbers{};  // number of the chain that starts at that frame
-};
-
-[[gnu::tls_model("initial-exec")]] thread_local LastCallers* last_callers = nullptr;  // owned by new_callers
-
-const void* instruction_address(_PyInterpreterFrame* frame) {
-#if PY_VERSION_HEX >= 0x030D0000
-  return frame->instr_ptr;
-#else
-  return frame->prev_instr;
-#endif
-}
-
-// This frame, or the nearest outer frame that runs Python code.
-_PyInterpreterFrame* python_frame(_PyInterpreterFrame* frame) {
-#if PY_VERSION_HEX >= 0x030D0000
-  while (frame != nullptr && code_of(frame) == nullptr) frame = frame->previous;
-#endif
-  return frame;
-}
-
-[[gnu::noinline]] uint32_t new_callers(_PyInterpreterFrame* frame) {
-  struct Owner {
-    std::unique_ptr<LastCallers> last = std::make_unique<LastCallers>();
-    ~Owner() { last_callers = nullptr; }
-  };
-  static thread_local Owner owner;
-  last_callers = owner.last.get();
-  LastCallers& last = *last_callers;
-  std::array<_PyInterpreterFrame*, LastCallers::kMost> frames;
-  uint32_t count = 0;
-  for (frame = python_frame(frame); frame != nullptr && count < LastCallers::kMost;
-       frame = python_frame(frame->previous)) {
-    frames[count++] = frame;
-  }
-  // The outermost frames that both chains share already have numbers.
-  uint32_t same = 0;
-  while (same < std::min(count, last.count) &&
-         last.at[last.count - 1 - same] == instruction_address(frames[count - 1 - same])) {
-    ++same;
-  }
-  uint32_t number = same > 0 ? last.numbers[last.count - same] : 0;
-  if (count > last.count) {
-    std::move_backward(last.at.begin() + last.count - same, last.at.begin() + last.count, last.at.begin() + count);
-    std::move_backward(last.numbers.begin() + last.count - same, last.numbers.begin() + last.count,
-                       last.numbers.begin() + count);
-  } else if (count < last.count) {
-    std::move(last.at.begin() + last.count - same, last.at.begin() + last.count, last.at.begin() + count - same);
-    std::move(last.numbers.begin() + last.count - same, last.numbers.begin() + last.count,
-              last.numbers.begin() + count - same);
-  }
-  last.count = last.number = 0;  // invalid until the loop below has finished
-  for (uint32_t i = count - same; i-- > 0;) {
-    PyCodeObject* code = code_of(frames[i]);
-    if (kind_of(code) == CodeTable::Kind::kUnknown) return 0;
-    number = callers().number(number, code, instruction_address(frames[i]), instruction_of(frames[i]));
-    if (number == 0) return 0;
-    last.at[i] = instruction_address(frames[i]);
-    last.numbers[i] = number;
-  }
-  last.count = count;
-  return last.number = number;
-}
-
-// The number of the chain that starts with this frame.
-[[gnu::always_inline]] inline uint32_t callers_of(_PyInterpreterFrame* frame) {
-  const LastCallers* last = last_callers;
-  if (last == nullptr) return new_callers(frame);
-  uint32_t i = 0;
-  _PyInterpreterFrame* caller = python_frame(frame);
-  for (; caller != nullptr && i < last->count; caller = python_frame(caller->previous), ++i) {
-    if (instruction_address(caller) != last->at[i]) return new_callers(frame);
-  }
-  if (i != last->count || (caller != nullptr && i < LastCallers::kMost)) return new_callers(frame);
-  return last->number;
-}
-
-// Source lines of forward ops by autograd sequence number, for the backward pass.
-struct ForwardLine {
-  std::atomic<uint64_t> sequence{~uint64_t{0}};
-  std::atomic<uint64_t> code{0};
-  std::atomic<int32_t> instruction{-1};
-  std::atomic<uint32_t> callers{0};
-};
-constexpr size_t kForwardLines = 1 << 16;
-std::array<ForwardLine, kForwardLines>& forward_lines() {
-  static auto* lines = new std::array<ForwardLine, kForwardLines>;
-  return *lines;
-}
-
-constexpr uint32_t kBackward = 0x8000'0000;
-
-// Inlined, because another function call is measurable per op.
-[[gnu::always_inline]] inline ir::SourceRef frame_source(PyThreadState* state) {
-  ir::SourceRef innermost;
-  int depth = 0;
-  for (_PyInterpreterFrame* frame = current_frame(state); frame != nullptr && depth < 64; frame = frame->previous) {
-    PyCodeObject* code = code_of(frame);
-    if (code == nullptr) continue;
-    const CodeTable::Kind kind = kind_of(code);
-    ++depth;
-    if (kind == CodeTable::Kind::kUnknown) return {};
-    if (kind == CodeTable::Kind::kUser || innermost.code == 0) {
-      innermost.code = reinterpret_cast<uint64_t>(code);
-      innermost.instruction = instruction_of(frame);
-      if (kind == CodeTable::Kind::kUser) {
-        innermost.callers = callers_of(frame->previous);
-        return innermost;
-      }
-    }
-  }
-  return innermost;
-}
-
-}  // namespace
-
-ir::SourceRef capture_source(bool* backward) {
-  const auto node = torch::autograd::get_current_node();
-  *backward = node != nullptr;
-  if (node) {
-    const uint64_t sequence = node->sequence_nr();
-    const ForwardLine& line = forward_lines()[sequence % kForwardLines];
-    if (line.sequence.load(std::memory_order_acquire) == sequence) {
-      return {line.code.load(std::memory_order_relaxed), line.instruction.load(std::memory_order_relaxed),
-              line.callers.load(std::memory_order_relaxed) | kBackward};
-    }
-  }
-  PyThreadState* state = PyGILState_GetThisThreadState();
-  if (state == nullptr) return {};
-  const ir::SourceRef source = frame_source(state);
-  if (source.code != 0 && c10::GradMode::is_enabled()) {
-    // The op's autograd node exists already: its sequence number is the next one minus 1.
-    const uint64_t sequence = at::sequence_number::peek() - 1;
-    ForwardLine& line = forward_lines()[sequence % kForwardLines];
-    line.code.store(source.code, std::memory_order_relaxed);
-    line.instruction.store(source.instruction, std::memory_order_relaxed);
-    line.callers.store(source.callers, std::memory_order_relaxed);
-    line.sequence.store(sequence, std::memory_order_release);
-  }
-  return source;
-}
-
-namespace {
-
 constexpr int32_t kStackTraceText = -2;  // SourceRef::instruction: `code` is a str
+
+// The code object, or the text of a stack trace. It is never freed.
+PyObject* object_of(const ir::SourceRef& source) {
+  return reinterpret_cast<PyObject*>(source.code);  // NOLINT(performance-no-int-to-ptr): a trace stores integers
+}
+PyCodeObject* code_of(const ir::SourceRef& source) { return reinterpret_cast<PyCodeObject*>(object_of(source)); }
 
 constexpr std::string_view kOutsideOfFunctions = "<module>";
 
@@ -478,10 +178,10 @@ std::string describe_source(const ir::SourceRef& source) {
   const PyGILState_STATE gil = PyGILState_Ensure();
   std::string text;
   if (source.instruction == kStackTraceText) {
-    const std::vector<std::string> lines = lines_of_text(reinterpret_cast<PyObject*>(source.code));
+    const std::vector<std::string> lines = lines_of_text(object_of(source));
     if (!lines.empty()) text = lines.back();
   } else {
-    text = line_of(reinterpret_cast<PyCodeObject*>(source.code), source.instruction);
+    text = line_of(code_of(source), source.instruction);
     if (!text.empty() && is_backward(source)) text += " (backward)";
   }
   PyErr_Clear();
@@ -495,14 +195,14 @@ std::string describe_stack(const ir::SourceRef& source) {
   CallerLines callers_above;
   std::string line;
   if (source.instruction == kStackTraceText) {
-    std::vector<std::string> lines = lines_of_text(reinterpret_cast<PyObject*>(source.code));
+    std::vector<std::string> lines = lines_of_text(object_of(source));
     if (!lines.empty()) {
       line = std::move(lines.back());
       lines.pop_back();
     }
     while (!lines.empty() && callers_above.add(lines.back(), lines.back())) lines.pop_back();
   } else {
-    Callers::Frame frame{source.callers & ~kBackward, reinterpret_cast<PyCodeObject*>(source.code)};
+    Callers::Frame frame{source.callers & ~kBackward, code_of(source)};
     line = line_of(frame.code, source.instruction);
     while (frame.caller != 0 && !is_labeled_module(frame.code)) {
       frame = callers().frame(frame.caller);

@@ -35,3 +35,9 @@ def wanted(file: Path) -> dict[str, tuple[int, ...]]:
 
 def too_new(file: Path) -> dict[str, tuple[int, ...]]:
     return {family: number for family, number in wanted(file).items() if number > NEWEST[family]}
+
+
+def undefined(file: Path) -> set[str]:
+    """The names that it takes from other libraries."""
+    said = subprocess.run(["objdump", "-T", file], capture_output=True, text=True, check=True).stdout
+    return {line.split()[-1] for line in said.splitlines() if "*UND*" in line}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.package.elf import OF_EVERY_SYSTEM, native_files, needed, too_new, wanted
+from tests.package.elf import OF_EVERY_SYSTEM, native_files, needed, too_new, undefined, wanted
 
 SCRIPT = """
 import os, sys, torch, torch_remote
@@ -135,6 +135,13 @@ def test_contents(wheel):
     ):
         assert name in names
     assert not [n for n in names if "test" in n or n.endswith((".cpp", ".h"))]
+
+
+def test_only_the_extension_depends_on_python(wheel, tmp_path):
+    """The wheels for other Pythons have the same files otherwise: the worker and the plugin use nothing of Python."""
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    users = {file.name for file in native_files(tmp_path) if any(re.match("_?Py", name) for name in undefined(file))}
+    assert users == {"_C.so"}
 
 
 def test_the_bug_made_for_tests_is_not_inside(wheel):
