@@ -10,6 +10,6 @@ WORKDIR /torch-remote
 COPY . .
 
 # Packages of Debian and PyPI have their own layer.
-RUN ./bazelw version
+RUN ./bazelw build --nobuild //...
 
 CMD ["./bazelw", "test", "//..."]

@@ -2,7 +2,7 @@
 # Runs tests with other versions of torch, and each client on each worker: bazel/versions.sh VERSION... [-- TARGETS]
 #   VERSION    of torch, for example 2.14.1; it is downloaded, which takes gigabytes
 #   TARGETS    for `bazel test`; default: those that depend on torch's behavior
-# Each version gets a checkout of HEAD in ~/.cache/torch-remote/versions, in which requirements.txt names it, so that the
+# Each version gets a checkout of HEAD in ~/.cache/torch-remote/versions, whose requirements/torch.txt names it. So the
 # build, the tests and their Python use it. Its environment and build are kept for the next time.
 set -uo pipefail
 root=$(dirname "$(dirname "$(readlink -f "$0")")")
@@ -29,8 +29,8 @@ for version in "${versions[@]}"; do
     git worktree prune
     git worktree add -q --detach "$folder" HEAD || exit 1
   fi
-  sed -i "s/^torch==.*/torch==$version/" "$folder/requirements.txt"
-  [[ -z ${torchvision[$version]:-} ]] || echo "torchvision==${torchvision[$version]}" >> "$folder/requirements.txt"
+  sed -i "s/^torch==.*/torch==$version/" "$folder/requirements/torch.txt"
+  [[ -z ${torchvision[$version]:-} ]] || echo "torchvision==${torchvision[$version]}" >> "$folder/requirements/torch.txt"
   echo "== torch $version"
   its_targets=("${targets[@]}")
   [[ -z ${torchvision[$version]:-} ]] || its_targets+=(//tests/integrations:test_torchvision)

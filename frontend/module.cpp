@@ -1,7 +1,6 @@
 #include <ATen/core/CachingHostAllocator.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
-#include <torch/extension.h>
 
 #include <algorithm>
 #include <atomic>

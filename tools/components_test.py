@@ -163,6 +163,14 @@ def test_files_include_what_their_targets_name():
     assert checked > 600, checked
 
 
+def test_sources_include_no_header_that_declares_all_of_torch():
+    """Such a header takes a compiler many seconds (docs/build.md, "Traps")."""
+    headers = re.compile(r"^#include <(ATen/ATen|ATen/Functions|torch/all|torch/torch|torch/types)\.h>", re.M)
+    sources = tracked("*.cpp", "*.h")
+    assert not [path for path in sources if headers.search((ROOT / path).read_text())]
+    assert len(sources) > 500
+
+
 def cycles(edges: dict[str, set[str]]) -> list[list[str]]:
     """Returns the strongly connected components of more than one node (Tarjan's algorithm)."""
     index: dict[str, int] = {}

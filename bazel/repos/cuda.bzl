@@ -14,10 +14,13 @@ filegroup(name = "nvjitlink", srcs = ["{library}"])
 """
 
 def _impl(ctx):
-    stamp = ctx.path(Label("@torch_remote_src//:.venv/stamp"))  # a new environment makes Bazel evaluate this rule again
-    result = ctx.execute([stamp.dirname.get_child("bin").get_child("python"), "-c", _FIND])
+    venv = ctx.path(Label("@torch_remote_src//:WORKSPACE")).dirname.get_child(".venv")
+    if not venv.get_child("stamp.wheel").exists:
+        fail("nvidia-nvjitlink is missing in .venv: `./bazelw build //:wheel` installs it")
+    ctx.path(Label("@torch_remote_src//:.venv/stamp.wheel"))  # a new environment makes Bazel evaluate this rule again
+    result = ctx.execute([venv.get_child("bin").get_child("python"), "-c", _FIND])
     if result.return_code or not result.stdout.strip():
-        fail("nvidia-nvjitlink is missing in .venv: run ./bazelw once\n" + result.stderr)
+        fail("nvidia-nvjitlink has no %s: %s" % (_LIBRARY, result.stderr))
     ctx.symlink(result.stdout.strip(), _LIBRARY)
     ctx.file("BUILD.bazel", _BUILD.format(library = _LIBRARY))
 

@@ -1,6 +1,6 @@
 #include "frontend/compile/compiled_graph.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <torch/csrc/autograd/python_variable.h>
 

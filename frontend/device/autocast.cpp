@@ -1,5 +1,5 @@
-#include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
 // torch.autocast("remote") uses the same op lists as CUDA.

@@ -1,7 +1,7 @@
 #include "frontend/device/host_memory.h"
 
-#include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/_to_copy_native.h>
 #include <c10/core/CPUAllocator.h>
 #include <sys/mman.h>

@@ -1,6 +1,6 @@
 #include "frontend/inspect/graph_object.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <torch/csrc/Exceptions.h>
 
 #include <algorithm>

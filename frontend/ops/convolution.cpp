@@ -1,4 +1,5 @@
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/convolution.h>
 #include <torch/library.h>
 
 namespace torch_remote::frontend {

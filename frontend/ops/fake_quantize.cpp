@@ -1,4 +1,5 @@
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_fused_moving_avg_obs_fq_helper.h>
 #include <torch/library.h>
 
 #include <limits>

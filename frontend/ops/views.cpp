@@ -1,6 +1,6 @@
-#include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/WrapDimUtils.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/alias_native.h>
 #include <ATen/ops/transpose_native.h>
 #include <ATen/ops/unsqueeze_native.h>

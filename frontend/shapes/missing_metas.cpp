@@ -1,10 +1,18 @@
 // Meta functions that torch lacks, or has for fewer dtypes than kernels. Without one, an eager call needs a round trip,
 // and torch.compile runs the op while it traces. A random op then consumes numbers that belong to the program. Also
 // meta functions for eager calls of ops whose meta in torch has other strides than the CPU kernel.
-#include <ATen/ATen.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/WrapDimUtils.h>
+#include <ATen/core/Generator.h>
 #include <ATen/core/Reduction.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/sub.h>
 #include <torch/library.h>
 
 #include "frontend/shapes/shape_rules.h"

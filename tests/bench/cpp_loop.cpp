@@ -1,4 +1,14 @@
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_softmax.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/native_layer_norm.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/sum.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>

@@ -1,7 +1,9 @@
 #include "frontend/shapes/metas/structured_metas.h"
 
-#include <ATen/Functions.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/ops/empty.h>
 #include <gtest/gtest.h>
 
 namespace torch_remote::frontend {

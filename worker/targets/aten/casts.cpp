@@ -1,6 +1,7 @@
 #include "worker/targets/aten/casts.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
 #include <algorithm>
 

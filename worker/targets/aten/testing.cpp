@@ -1,7 +1,9 @@
 #include "worker/targets/aten/testing.h"
 
-#include <ATen/Functions.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/enum_tag.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/ops/from_blob.h>
 #include <gtest/gtest.h>
 
 #include <bit>

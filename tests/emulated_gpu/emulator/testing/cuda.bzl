@@ -8,10 +8,10 @@ def cuda_bitcode(name, src, hdrs):
         srcs = [src] + hdrs,
         outs = [name + ".bc"],
         cmd = " ".join([
-            "$(location @llvm//:clang++) -x cuda --cuda-device-only --cuda-gpu-arch=sm_80 -nocudainc -nocudalib",
+            "$(location @clang//:clang++) -x cuda --cuda-device-only --cuda-gpu-arch=sm_80 -nocudainc -nocudalib",
             "-Wno-unknown-cuda-version -std=c++20 -O2 -Xclang -disable-llvm-passes",
             "-Xclang -target-feature -Xclang +ptx83",
             "-gline-tables-only -I. -emit-llvm -c $(location {src}) -o $@".format(src = src),
         ]),
-        tools = ["@llvm//:clang++"],
+        tools = ["@clang//:clang++"],
     )

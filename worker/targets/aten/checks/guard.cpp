@@ -1,8 +1,10 @@
 #include "worker/targets/aten/checks/guard.h"
 
 #include <ATen/ExpandUtils.h>
-#include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,11 @@
 #include "worker/targets/aten/checks/guard_changes.h"
 
-#include <ATen/Functions.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <array>

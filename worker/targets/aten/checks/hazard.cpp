@@ -1,6 +1,7 @@
 #include "worker/targets/aten/checks/hazard.h"
 
-#include <ATen/Functions.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
 #include <algorithm>
 #include <iterator>

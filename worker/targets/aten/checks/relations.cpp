@@ -1,6 +1,6 @@
 #include "worker/targets/aten/checks/relations.h"
 
-#include <ATen/Functions.h>
+#include <ATen/core/Tensor.h>
 
 #include <algorithm>
 #include <limits>

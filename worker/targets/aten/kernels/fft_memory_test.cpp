@@ -1,4 +1,8 @@
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_fft_c2c.h>
+#include <ATen/ops/_fft_c2r.h>
+#include <ATen/ops/_fft_r2c.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 

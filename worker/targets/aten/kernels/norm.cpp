@@ -1,4 +1,4 @@
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 
 #include "ir/ops/op_table_generated.h"
 #include "worker/targets/aten/checks/schema.h"

@@ -14,8 +14,8 @@ def hand_written_kernels(name, srcs, hdrs):
                 name = src[:-3] + suffix + "_of_kernels",
                 srcs = [src] + hdrs,
                 outs = [src[:-3] + suffix],
-                cmd = "$(location @llvm//:clang++) %s %s $(location %s) -o $@" % (_FLAGS, how, src),
-                tools = ["@llvm//:clang++"],
+                cmd = "$(location @clang//:clang++) %s %s $(location %s) -o $@" % (_FLAGS, how, src),
+                tools = ["@clang//:clang++"],
             )
     for output, suffix, how, data in (
         (name, ".ptx", "--assemble $(location @cuda//:nvjitlink)", ["@cuda//:nvjitlink"]),
@@ -36,7 +36,7 @@ def hand_written_kernels(name, srcs, hdrs):
             name = output + "_object",
             srcs = [":%s.archive" % output],
             outs = [output + ".o"],
-            cmd = "printf '{}' $< | $(location @llvm//:clang++) -c -x assembler - -o $@".format("\\n".join([
+            cmd = "printf '{}' $< | $(location @clang//:clang++) -c -x assembler - -o $@".format("\\n".join([
                 ".section .rodata",
                 ".balign 16",
                 ".globl {0}, {0}_end".format("torch_remote_" + output),
@@ -45,5 +45,5 @@ def hand_written_kernels(name, srcs, hdrs):
                 ".section .note.GNU-stack,\"\",@progbits",
                 "",
             ])),
-            tools = ["@llvm//:clang++"],
+            tools = ["@clang//:clang++"],
         )
