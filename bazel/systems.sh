@@ -41,7 +41,8 @@ make_system() {
     debian:13) debian trixie ;;
     ubuntu:24.04) ubuntu noble ;;
   esac
-  touch "$folder/complete"
+  echo force-unsafe-io > "$folder/etc/dpkg/dpkg.cfg.d/fast" # dpkg does not wait for the disk
+  mkdir "$folder/torch-remote" # made last: it marks the system as complete
 }
 
 debian() {
@@ -86,9 +87,8 @@ failed=()
 for system in "${systems[@]}"; do
   folder=$cache/${system/:/-}
   echo "== $system"
-  [[ -e $folder/complete ]] || make_system "$system" "$folder"
+  [[ -d $folder/torch-remote ]] || make_system "$system" "$folder"
   cp -L /etc/resolv.conf /etc/hosts "$folder/etc/"
-  mkdir -p "$folder/torch-remote"
   find "$folder/torch-remote" -mindepth 1 -maxdepth 1 ! -name '.venv*' -exec rm -rf {} +
   git archive HEAD | tar -x -C "$folder/torch-remote"
   # shellcheck disable=SC2016
