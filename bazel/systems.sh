@@ -10,12 +10,14 @@ set -euo pipefail
 root=$(dirname "$(dirname "$(readlink -f "$0")")")
 cd "$root"
 
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/torch-remote/systems
+
 die() { echo "systems.sh: $*" >&2; exit 1; }
 
 systems=() binds=()
 while (($# > 0)) && [[ $1 != -- ]]; do
   case $1 in
-    --bind) [[ -e ${2:-} ]] || die "--bind: there is no ${2:-path}"; binds+=("$(readlink -f "$2")"); shift ;;
+    --bind) [[ -e ${2:-} ]] || die "--bind: there is no ${2:-path}"; binds+=("$(realpath -s "$2")"); shift ;;
     debian:12 | debian:13 | ubuntu:24.04) systems+=("$1") ;;
     *) die "'$1' is not a system; systems are debian:12, debian:13, ubuntu:24.04" ;;
   esac
@@ -37,8 +39,8 @@ make_system() {
   rm -rf "$folder"
   mkdir -p "$folder"
   case $system in
-    debian:12) debian bookworm ;;
-    debian:13) debian trixie ;;
+    debian:12) debian bookworm ca-certificates ;;
+    debian:13) debian trixie ca-certificates,ubuntu-keyring ;;
     ubuntu:24.04) ubuntu noble ;;
   esac
   echo force-unsafe-io > "$folder/etc/dpkg/dpkg.cfg.d/fast" # dpkg does not wait for the disk
@@ -46,12 +48,13 @@ make_system() {
 }
 
 debian() {
-  debootstrap --variant=minbase --include=ca-certificates "$1" "$folder" http://deb.debian.org/debian
+  debootstrap --variant=minbase --include="$2" "$1" "$folder" http://deb.debian.org/debian
 }
 
 ubuntu() {
-  local keys=/usr/share/keyrings/ubuntu-archive-keyring.gpg mirror=http://archive.ubuntu.com/ubuntu
-  [[ -e $keys ]] || die "$keys is missing: apt-get install ubuntu-archive-keyring"
+  local keys=usr/share/keyrings/ubuntu-archive-keyring.gpg mirror=http://archive.ubuntu.com/ubuntu
+  keys=$(find "/$keys" "$cache/debian-13/$keys" 2>/dev/null | head -n 1 || true)
+  [[ -n $keys ]] || die "Ubuntu's keys are missing: install the package ubuntu-keyring, or make the system debian:13 first, which has it"
   debootstrap --variant=minbase --include=ca-certificates --components=main,universe --keyring="$keys" "$1" "$folder" "$mirror" gutsy
   printf "deb $mirror %s main universe\n" "$1" "$1-updates" > "$folder/etc/apt/sources.list"
 }
@@ -79,7 +82,6 @@ enter() {
   exec "$@"
 }
 
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/torch-remote/systems
 commit=$(git rev-parse HEAD)
 pip=()
 for name in "${!PIP_@}"; do pip+=("$name=${!name}"); done
