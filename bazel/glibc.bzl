@@ -2,6 +2,10 @@
 
 _STUBS = "$(GENDIR)/bazel/glibc/stubs"
 
+# The project's own archives are not in the list, as their entry points are exported. Bazel links archives only if the
+# linker gold is not installed; otherwise it links their objects. (A library that contains LLVM has a version script.)
+_SYSTEM_ARCHIVES = ["lib%s.a" % name for name in ["crypto", "c_nonshared", "gcc", "gcc_eh", "ssl", "stdc++", "z", "zstd"]]
+
 def _portable(rule, shares_cxx_library = False, additional_linker_inputs = [], deps = [], linkopts = [], **kwargs):
     folder = "%s/%s" % (_STUBS, "shared" if shares_cxx_library else "static")
     rule(
@@ -9,7 +13,7 @@ def _portable(rule, shares_cxx_library = False, additional_linker_inputs = [], d
             "//bazel/glibc:machines_own": [],
             "//conditions:default": ["//bazel/glibc:stubs"],
         }),
-        linkopts = linkopts + ["-Wl,--exclude-libs,ALL"] + select({
+        linkopts = linkopts + ["-Wl,--exclude-libs," + ":".join(_SYSTEM_ARCHIVES)] + select({
             "//bazel/glibc:machines_own": [],
             "//conditions:default": ["-L" + _STUBS, "-L" + folder],
         }),

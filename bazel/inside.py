@@ -1,5 +1,6 @@
 """Lists the third-party software in native files, its licenses, and what the files need from machines."""
 
+import platform
 import re
 import subprocess
 import sys
@@ -11,7 +12,7 @@ VERSIONS = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC"
 GLIBC = ".".join(map(str, VERSIONS["GLIBC"]))
 TORCH = ("libtorch", "libc10")
 
-# Debian packages whose code is linked into the files. Their licenses are included.
+# Packages of Debian or Ubuntu whose code is linked into the files. Their licenses are included.
 LINKED_IN = {
     "LLVM, MLIR": "llvm-19-dev",
     "OpenSSL": "libssl-dev",
@@ -22,8 +23,13 @@ LINKED_IN = {
     "fmt": "libfmt-dev",
     "zlib": "zlib1g-dev",
     "Zstandard": "libzstd-dev",
-    "GCC's C++ library": "libstdc++-12-dev",
 }
+
+
+def packages() -> dict[str, str]:
+    """LINKED_IN, with the C++ library of this machine's compiler."""
+    compiler = subprocess.run(["gcc", "-dumpversion"], capture_output=True, text=True, check=True).stdout.strip()
+    return LINKED_IN | {"GCC's C++ library": f"libstdc++-{compiler.partition('.')[0]}-dev"}
 
 
 def unsupported_dependencies(file: Path) -> list[str]:
@@ -45,7 +51,7 @@ def check(files: list[Path]) -> None:
 
 def license_files() -> dict[str, Path]:
     """Returns license files by the software that they cover, or by their own names."""
-    files = {name: Path("/usr/share/doc") / package / "copyright" for name, package in LINKED_IN.items()}
+    files = {name: Path("/usr/share/doc") / package / "copyright" for name, package in packages().items()}
     # These are full texts that those files only refer to.
     named = "".join(file.read_text() for file in files.values())
     texts = sorted(set(re.findall(r"/usr/share/common-licenses/([\w.-]*\w)", named)))
@@ -62,9 +68,10 @@ def version(package: str) -> str:
 def components() -> list[dict[str, object]]:
     """The components of the CycloneDX bill of materials."""
     found: list[dict[str, object]] = []
-    for name, package in sorted(LINKED_IN.items()):
+    system = platform.freedesktop_os_release()["ID"]
+    for name, package in sorted(packages().items()):
         known = version(package)
-        identity = f"pkg:deb/debian/{package}@{known}"
+        identity = f"pkg:deb/{system}/{package}@{known}"
         licence = {"license": {"name": f"licenses/{file_name(name)}"}}
         found.append(
             {

@@ -94,7 +94,7 @@ with zipfile.ZipFile(sys.argv[1]) as wheel:
     open(sys.argv[2], "wb").write(wheel.read(name))' "$wheel" "$out/$(basename "$wheel" .whl).cdx.json"
 
 if [[ -z $offline ]]; then
-  for torch in $(sed -n 's/^torch==//p' requirements.txt) ${TORCH_REMOTE_TORCH//,/ }; do
+  for torch in $(sed -n 's/^torch==//p' requirements/torch.txt) ${TORCH_REMOTE_TORCH//,/ }; do
     step "a new environment with torch $torch"
     "$python" -m venv "$scratch/env"
     "$scratch/env/bin/pip" install -q --disable-pip-version-check "torch==$torch" "$wheel"

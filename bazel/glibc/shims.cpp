@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdarg>
 #include <cstdint>
 #include <cstdlib>
 
@@ -147,4 +148,34 @@ HIDDEN uint32_t arc4random() noexcept {
   }
   return number;
 }
+
+// 2.38. Headers replace strtol and similar functions by these, which also read binary numbers ("0b1"). The older
+// functions are declared by their names in the library, because the headers replace the names of C++.
+#if __GLIBC_PREREQ(2, 38)
+extern "C" {
+long older_strtol(const char* text, char** end, int base) noexcept __asm__("strtol");
+unsigned long older_strtoul(const char* text, char** end, int base) noexcept __asm__("strtoul");
+long long older_strtoll(const char* text, char** end, int base) noexcept __asm__("strtoll");
+unsigned long long older_strtoull(const char* text, char** end, int base) noexcept __asm__("strtoull");
+int older_vsscanf(const char* text, const char* format, va_list out) noexcept __asm__("__isoc99_vsscanf");
+}
+
+HIDDEN long __isoc23_strtol(const char* text, char** end, int base) noexcept { return older_strtol(text, end, base); }
+HIDDEN unsigned long __isoc23_strtoul(const char* text, char** end, int base) noexcept {
+  return older_strtoul(text, end, base);
+}
+HIDDEN long long __isoc23_strtoll(const char* text, char** end, int base) noexcept {
+  return older_strtoll(text, end, base);
+}
+HIDDEN unsigned long long __isoc23_strtoull(const char* text, char** end, int base) noexcept {
+  return older_strtoull(text, end, base);
+}
+HIDDEN int __isoc23_sscanf(const char* text, const char* format, ...) noexcept {
+  va_list out;
+  va_start(out, format);
+  const int count = older_vsscanf(text, format, out);
+  va_end(out);
+  return count;
+}
+#endif
 // NOLINTEND(bugprone-reserved-identifier)

@@ -12,9 +12,11 @@
 
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <memory>
 #include <set>
 #include <string>
@@ -46,6 +48,10 @@ TEST(Shims, AreThisPrograms) {
         reinterpret_cast<void*>(&lstat), reinterpret_cast<void*>(&fstat), reinterpret_cast<void*>(&fstat64),
         reinterpret_cast<void*>(static_cast<struct mallinfo2 (*)()>(&mallinfo2)), reinterpret_cast<void*>(&arc4random),
         reinterpret_cast<void*>(&posix_spawn_file_actions_addclosefrom_np),
+#if __GLIBC_PREREQ(2, 38)
+        reinterpret_cast<void*>(&strtol), reinterpret_cast<void*>(&strtoul), reinterpret_cast<void*>(&strtoll),
+        reinterpret_cast<void*>(&strtoull), reinterpret_cast<void*>(&sscanf),
+#endif
         static_cast<void*>(&__libc_single_threaded)}) {
     EXPECT_EQ(file_of(function), own);
   }
@@ -122,6 +128,24 @@ TEST(Shims, NumbersAreRandom) {
   EXPECT_GT(numbers.size(), 60u);
   EXPECT_EQ(ones, ~0u);
   EXPECT_EQ(zeros, ~0u);
+}
+
+TEST(Shims, TextIsReadAsNumbers) {
+  char* end = nullptr;
+  EXPECT_EQ(strtol("-0x1f rest", &end, 0), -31);
+  EXPECT_STREQ(end, " rest");
+  EXPECT_EQ(strtoul("17", nullptr, 8), 15u);
+  EXPECT_EQ(strtoll("-9223372036854775808", nullptr, 10), std::numeric_limits<long long>::min());
+  errno = 0;
+  EXPECT_EQ(strtoull("18446744073709551616", nullptr, 10), std::numeric_limits<unsigned long long>::max());
+  EXPECT_EQ(errno, ERANGE);
+  int number = 0;
+  double fraction = 0;
+  char word[8] = "";
+  EXPECT_EQ(sscanf("12 0.5 abc", "%d %lf %7s", &number, &fraction, word), 3);
+  EXPECT_EQ(number, 12);
+  EXPECT_EQ(fraction, 0.5);
+  EXPECT_STREQ(word, "abc");
 }
 
 using Wait = int(pthread_cond_t*, pthread_mutex_t*, clockid_t, const timespec*);

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <filesystem>
 #include <set>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -124,7 +125,7 @@ std::string SandboxReport::text() const {
 std::string to_json(const SandboxReport& report) {
   const auto list = [](const auto& texts) {
     std::string all;
-    for (const std::string text : texts) {
+    for (const std::string_view text : texts) {
       all += all.empty() ? "\"" : ", \"";
       for (const char c : text) all += c == '"' || c == '\\' ? std::string{'\\', c} : std::string{c};
       all += '"';
