@@ -42,8 +42,8 @@ struct Target {
 };
 #if defined(__x86_64__)
 // For x86-64-v4, LLVM avoids 512-bit registers by default, because most code has few vectors. Ours is all vectors.
-constexpr Target kTargets[] = {{"x86-64-v4", "x86-64-v4", "-prefer-256-bit,+prfchw", {.avx512 = true}},
-                               {"x86-64-v3", "x86-64-v3", "", {}}};
+constexpr Target kTargets[] = {{"x86-64-v4", "x86-64-v4", "-prefer-256-bit,+prfchw", {.avx512 = true, .masked = true}},
+                               {"x86-64-v3", "x86-64-v3", "", {.masked = true}}};
 constexpr const char* kTriple = "x86_64-unknown-linux-gnu";
 constexpr auto kCodeModel = llvm::CodeModel::Small;
 #elif defined(__aarch64__)
@@ -78,9 +78,9 @@ std::unique_ptr<llvm::TargetMachine> make_machine(const Target& target) {
   const llvm::Target* found = initialized ? llvm::TargetRegistry::lookupTarget(kTriple, error) : nullptr;
   llvm::TargetOptions options;
   options.AllowFPOpFusion = llvm::FPOpFusion::Strict;
-  return std::unique_ptr<llvm::TargetMachine>(
-      found->createTargetMachine(kTriple, target.processor, target.features, options, llvm::Reloc::PIC_, kCodeModel,
-                                 llvm::CodeGenOptLevel::Default));
+  return std::unique_ptr<llvm::TargetMachine>(found->createTargetMachine(kTriple, target.processor, target.features,
+                                                                         options, llvm::Reloc::PIC_, kCodeModel,
+                                                                         llvm::CodeGenOptLevel::Default));
 }
 
 // State that a compiling thread reuses for the next kernel.

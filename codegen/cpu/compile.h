@@ -26,7 +26,8 @@ struct CompileTimes {
 std::string_view best_target();
 
 struct CompileOptions {
-  // On x86-64: "x86-64-v4" or "x86-64-v3" (AVX2, FMA, F16C); baseline x86-64 is not supported. On aarch64: "aarch64" (NEON).
+  // On x86-64: "x86-64-v4" or "x86-64-v3" (AVX2, FMA, F16C); baseline x86-64 is not supported. On aarch64: "aarch64"
+  // (NEON).
   std::string_view target = best_target();
   Variant variant = {};
   // Outputs for tests and tools: intermediate forms, if not null.

@@ -41,8 +41,7 @@ class Object {
     std::string error;
     const std::string triple = llvm::sys::getProcessTriple();
     const std::unique_ptr<llvm::TargetMachine> machine(
-        llvm::TargetRegistry::lookupTarget(triple, error)
-            ->createTargetMachine(triple, "", "", {}, llvm::Reloc::PIC_));
+        llvm::TargetRegistry::lookupTarget(triple, error)->createTargetMachine(triple, "", "", {}, llvm::Reloc::PIC_));
     module_.setDataLayout(machine->createDataLayout());
     llvm::raw_svector_ostream stream(bytes_);
     llvm::legacy::PassManager passes;

@@ -36,9 +36,7 @@ int64_t item_size(GemmType type) { return type == GemmType::kFloat ? 4 : 2; }
 
 }  // namespace
 
-const GemmLoops* gemm_loops(std::string_view target) {
-  return loops_for(target, kGemmLevels);
-}
+const GemmLoops* gemm_loops(std::string_view target) { return loops_for(target, kGemmLevels); }
 
 void run_gemm(const GemmLoops& loops, const GemmCall& call, const ParallelFor& parallel) {
   const int64_t parts = (call.columns + kGemmColumns - 1) / kGemmColumns;

@@ -4,8 +4,8 @@
 
 #include "worker/targets/cpu/loops/levels.h"
 
-// Depthwise convolutions in f32, one plane at a time. Compiled for several instruction sets (depthwise_loops.h); the caller
-// chooses one.
+// Depthwise convolutions in f32, one plane at a time. Compiled for several instruction sets (depthwise_loops.h); the
+// caller chooses one.
 namespace torch_remote::worker::aten {
 
 struct DepthwiseDim {

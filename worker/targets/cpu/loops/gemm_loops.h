@@ -160,20 +160,17 @@ inline void run_rows(const GemmCall& call, int64_t row, int64_t count, int64_t c
       return run_tile<Type, 2, Columns, Fetch>(call, row, column);
     case 3:
       return run_tile<Type, 3, Columns, Fetch>(call, row, column);
+    case 4:
+      if constexpr (kMostRows >= 4) return run_tile<Type, 4, Columns, Fetch>(call, row, column);
+      return;
+    case 5:
+      if constexpr (kMostRows >= 5) return run_tile<Type, 5, Columns, Fetch>(call, row, column);
+      return;
+    case 6:
+      if constexpr (kMostRows >= 6) return run_tile<Type, 6, Columns, Fetch>(call, row, column);
+      return;
     default:
-      break;
-  }
-  if constexpr (kMostRows > 3) {
-    switch (count) {
-      case 4:
-        return run_tile<Type, 4, Columns, Fetch>(call, row, column);
-      case 5:
-        return run_tile<Type, 5, Columns, Fetch>(call, row, column);
-      case 6:
-        return run_tile<Type, 6, Columns, Fetch>(call, row, column);
-      default:
-        return;
-    }
+      return;
   }
 }
 

@@ -12,8 +12,8 @@ struct LoopLevel {
 
 // Declares the array NAMELevels, best level first.
 #if defined(__x86_64__)
-#define TORCH_REMOTE_LOOP_LEVELS(Loops, name) \
-  extern const Loops name##V4; /* AVX-512 */  \
+#define TORCH_REMOTE_LOOP_LEVELS(Loops, name)        \
+  extern const Loops name##V4; /* AVX-512 */         \
   extern const Loops name##V3; /* AVX2, FMA, F16C */ \
   inline constexpr LoopLevel<Loops> name##Levels[] = {{"x86-64-v4", &name##V4}, {"x86-64-v3", &name##V3}}
 #elif defined(__aarch64__)

@@ -5,8 +5,8 @@
 #include "worker/targets/cpu/loops/levels.h"
 
 // The steps of a recurrent layer in one direction, in f32: the GEMM with the hidden state fused with the gates'
-// pointwise part, for a block of units at a time. Compiled for several instruction sets (rnn_loops.h); the caller chooses
-// one.
+// pointwise part, for a block of units at a time. Compiled for several instruction sets (rnn_loops.h); the caller
+// chooses one.
 //
 // T steps, batch B, H units, G gates (ir::rnn_gates). The units' dim has stride 1; rows of [B, H] are H apart, and rows
 // of [B, G, H] are G * H apart.

@@ -4,6 +4,6 @@
 namespace torch_remote::worker::aten {
 
 const RnnLoops kRnnNeon = {neon::forward_blocks, neon::backward_blocks, neon::forward_weights, neon::backward_weights,
-                         neon::pack_forward,   neon::pack_backward,   neon::forward,         neon::backward};
+                           neon::pack_forward,   neon::pack_backward,   neon::forward,         neon::backward};
 
 }  // namespace torch_remote::worker::aten

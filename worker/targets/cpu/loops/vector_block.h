@@ -27,7 +27,6 @@ inline constexpr int kRegisters = 32;
 
 typedef float Floats __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
-typedef uint16_t Shorts __attribute__((vector_size(kLanes * 2), aligned(2), may_alias));
 
 static inline int64_t padded(int64_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -194,19 +193,23 @@ static inline uint16_t bfloat16_of_float(float value) {
   if (value != value) return 0x7FC0;
   return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
-// Converts kLanes bfloat16s at once.
-static inline Floats floats_of_bfloat16s(const uint16_t* bits) {
-  return __builtin_bit_cast(Floats, __builtin_convertvector(*reinterpret_cast<const Shorts*>(bits), Ints) << 16);
-}
-
-// Half precision, and stores of some lanes, have no portable form that gcc compiles to the instructions for them.
+// Half types, and stores of some lanes, have no portable form that gcc compiles to x86's instructions for them.
+// floats_of_halves and floats_of_bfloat16s convert kLanes numbers.
 #if defined(__x86_64__)
-// Converts kLanes halves at once.
 static inline Floats floats_of_halves(const uint16_t* bits) {
 #if defined(__AVX512F__)
   return __builtin_bit_cast(Floats, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i_u*>(bits))));
 #else
   return __builtin_bit_cast(Floats, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i_u*>(bits))));
+#endif
+}
+static inline Floats floats_of_bfloat16s(const uint16_t* bits) {
+#if defined(__AVX512F__)
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i_u*>(bits)));
+  return __builtin_bit_cast(Floats, _mm512_slli_epi32(wide, 16));
+#else
+  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i_u*>(bits)));
+  return __builtin_bit_cast(Floats, _mm256_slli_epi32(wide, 16));
 #endif
 }
 static inline float float_of_half(uint16_t bits) { return _cvtsh_ss(bits); }
@@ -223,14 +226,16 @@ static inline void store_lanes(float* data, Floats value, int64_t count, Ints ma
 #endif
 }
 #elif defined(__aarch64__)
+static inline Floats floats_of_bfloat16s(const uint16_t* bits) {
+  typedef uint16_t Shorts __attribute__((vector_size(kLanes * 2), aligned(2), may_alias));
+  return __builtin_bit_cast(Floats, __builtin_convertvector(*reinterpret_cast<const Shorts*>(bits), Ints) << 16);
+}
 static inline Floats floats_of_halves(const uint16_t* bits) {
   typedef __fp16 Halves __attribute__((vector_size(kLanes * 2), aligned(2), may_alias));
   return __builtin_convertvector(*reinterpret_cast<const Halves*>(bits), Floats);
 }
 static inline float float_of_half(uint16_t bits) { return __builtin_bit_cast(__fp16, bits); }
-static inline uint16_t half_of_float(float value) {
-  return __builtin_bit_cast(uint16_t, static_cast<__fp16>(value));
-}
+static inline uint16_t half_of_float(float value) { return __builtin_bit_cast(uint16_t, static_cast<__fp16>(value)); }
 static inline void store_lanes(float* data, Floats value, int64_t count, Ints) {
   for (int64_t lane = 0; lane < count; ++lane) data[lane] = value[lane];
 }

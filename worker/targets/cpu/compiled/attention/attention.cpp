@@ -45,9 +45,7 @@ struct Bound {
 
 }  // namespace
 
-const AttentionLoops* attention_loops(std::string_view target) {
-  return loops_for(target, kAttentionLevels);
-}
+const AttentionLoops* attention_loops(std::string_view target) { return loops_for(target, kAttentionLevels); }
 
 namespace {
 
