@@ -20,12 +20,6 @@ using ir::DType;
 constexpr auto kNames = std::to_array<std::string_view>({"sum", "avg", "product", "min", "max", "band", "bor", "bxor"});
 constexpr int64_t kBlock = 1024;  // Elements that are combined at a time, in the L1 cache.
 
-#if defined(__aarch64__)
-using Half = __fp16;  // gcc 12 has _Float16 in C++ only on x86
-#else
-using Half = _Float16;
-#endif
-
 // --- half types, as floats -------------------------------------------------------------------------------------------
 
 #if defined(__x86_64__)
@@ -60,7 +54,7 @@ void to_floats(DType dtype, const uint16_t* source, float* to, int64_t count) {
 #if defined(__x86_64__)
   if (has_f16c()) return halves_to_floats_f16c(source, to, count);
 #endif
-  for (int64_t i = 0; i < count; ++i) to[i] = static_cast<float>(std::bit_cast<Half>(source[i]));
+  for (int64_t i = 0; i < count; ++i) to[i] = static_cast<float>(std::bit_cast<_Float16>(source[i]));
 }
 
 void to_halves(DType dtype, const float* source, uint16_t* to, int64_t count) {
@@ -75,7 +69,7 @@ void to_halves(DType dtype, const float* source, uint16_t* to, int64_t count) {
 #if defined(__x86_64__)
   if (has_f16c()) return floats_to_halves_f16c(source, to, count);
 #endif
-  for (int64_t i = 0; i < count; ++i) to[i] = std::bit_cast<uint16_t>(static_cast<Half>(source[i]));
+  for (int64_t i = 0; i < count; ++i) to[i] = std::bit_cast<uint16_t>(static_cast<_Float16>(source[i]));
 }
 
 // --- combining -------------------------------------------------------------------------------------------------------
