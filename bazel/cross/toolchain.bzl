@@ -54,8 +54,6 @@ def _impl(ctx):
                 _flags(_COMPILE, ["-g0", "-O2", "-DNDEBUG", "-D_FORTIFY_SOURCE=1", "-ffunction-sections", "-fdata-sections"], ["opt"]),
                 _flags(_COMPILE, ["-g"], ["dbg"]),
                 _flags(_COMPILE, ["-fno-canonical-system-headers", "-Wno-builtin-macro-redefined", "-D__DATE__=\"redacted\"", "-D__TIMESTAMP__=\"redacted\"", "-D__TIME__=\"redacted\""]),
-                # gcc 12 has this type in C++ only on x86-64. In expressions, both are promoted to float.
-                _flags(_COMPILE, ["-D_Float16=__fp16"]),
                 _flags(_COMPILE, ["-isystem", sysroot + "/usr/include", "-isystem", sysroot + "/usr/include/" + _TRIPLE]),
             ]),
             feature(name = "default_link_flags", enabled = True, flag_sets = [
