@@ -1,21 +1,41 @@
-"""Compiles hand-written loops for several levels of x86-64."""
+"""Compiles hand-written loops for several instruction sets."""
+
+_LEVELS = {
+    "neon": "armv8-a",
+    "v3": "x86-64-v3",
+    "v4": "x86-64-v4",
+}
 
 def vector_loops(name, loops, deps):
-    """Makes the libraries NAME_v3 (AVX2) and NAME_v4 (AVX-512) from the header `loops` and NAME_v3.cpp or NAME_v4.cpp."""
-    for level in ["3", "4"]:
+    """Makes the library NAME of the levels of the processor that is built for: v3 (AVX2) and v4 (AVX-512), or neon.
+
+    Args:
+      name: of the library.
+      loops: the header that NAME_v3.cpp, NAME_v4.cpp and NAME_neon.cpp include.
+      deps: of each level.
+    """
+    for level, processor in _LEVELS.items():
         native.cc_library(
-            name = name + "_v" + level,
+            name = "%s_%s" % (name, level),
             srcs = [
                 loops,
-                "%s_v%s.cpp" % (name, level),
+                "%s_%s.cpp" % (name, level),
             ],
             copts = [
-                "-march=x86-64-v" + level,
+                "-march=" + processor,
                 "-O3",
                 "-fno-math-errno",
                 "-ffp-contract=fast",
                 "-Wno-maybe-uninitialized",  # a header of the compiler causes it
             ],
-            visibility = ["//worker:__subpackages__"],
+            tags = ["manual"],  # what is built for a processor has only its own levels
             deps = deps,
         )
+    native.cc_library(
+        name = name,
+        visibility = ["//worker:__subpackages__"],
+        deps = select({
+            "//bazel/cross:aarch64": [":%s_neon" % name],
+            "//conditions:default": [":%s_v3" % name, ":%s_v4" % name],
+        }),
+    )

@@ -212,6 +212,7 @@ class Layout {
 
 Status layout(Graph& graph, const PassContext& context) {
   graph.drop_groups();
+  // The costs are those of oneDNN on x86-64.
   if (!context.fusion || !context.target().starts_with("x86-64") || context.sample.size() != graph.params) return {};
   const bool convolves =
       std::ranges::any_of(graph.nodes, [](const Node& node) { return node.opcode == ir::ops::aten_convolution; });

@@ -36,12 +36,22 @@ namespace {
 
 struct Target {
   std::string_view name;
-  const char* features;  // beyond those that the name implies
+  const char* processor;  // as LLVM names it
+  const char* features;   // beyond those of the processor
   Features has;
 };
+#if defined(__x86_64__)
 // For x86-64-v4, LLVM avoids 512-bit registers by default, because most code has few vectors. Ours is all vectors.
-constexpr Target kTargets[] = {{"x86-64-v4", "-prefer-256-bit,+prfchw", {.avx512 = true}}, {"x86-64-v3", "", {}}};
+constexpr Target kTargets[] = {{"x86-64-v4", "x86-64-v4", "-prefer-256-bit,+prfchw", {.avx512 = true, .masked = true}},
+                               {"x86-64-v3", "x86-64-v3", "", {.masked = true}}};
 constexpr const char* kTriple = "x86_64-unknown-linux-gnu";
+constexpr auto kCodeModel = llvm::CodeModel::Small;
+#elif defined(__aarch64__)
+constexpr Target kTargets[] = {{"aarch64", "generic", "+neon", {}}};
+constexpr const char* kTriple = "aarch64-unknown-linux-gnu";
+// Code reaches its constants by their distance, which the linker knows. Other models use the number of their page.
+constexpr auto kCodeModel = llvm::CodeModel::Tiny;
+#endif
 
 Status unknown(std::string_view name) {
   std::string known;
@@ -59,10 +69,8 @@ void disable_strength_reduction() {
 
 std::unique_ptr<llvm::TargetMachine> make_machine(const Target& target) {
   static const bool initialized = [] {
-    LLVMInitializeX86TargetInfo();
-    LLVMInitializeX86Target();
-    LLVMInitializeX86TargetMC();
-    LLVMInitializeX86AsmPrinter();
+    llvm::InitializeNativeTarget();
+    llvm::InitializeNativeTargetAsmPrinter();
     disable_strength_reduction();
     return true;
   }();
@@ -70,9 +78,9 @@ std::unique_ptr<llvm::TargetMachine> make_machine(const Target& target) {
   const llvm::Target* found = initialized ? llvm::TargetRegistry::lookupTarget(kTriple, error) : nullptr;
   llvm::TargetOptions options;
   options.AllowFPOpFusion = llvm::FPOpFusion::Strict;
-  return std::unique_ptr<llvm::TargetMachine>(
-      found->createTargetMachine(kTriple, llvm::StringRef(target.name.data(), target.name.size()), target.features,
-                                 options, llvm::Reloc::PIC_, llvm::CodeModel::Small, llvm::CodeGenOptLevel::Default));
+  return std::unique_ptr<llvm::TargetMachine>(found->createTargetMachine(kTriple, target.processor, target.features,
+                                                                         options, llvm::Reloc::PIC_, kCodeModel,
+                                                                         llvm::CodeGenOptLevel::Default));
 }
 
 // State that a compiling thread reuses for the next kernel.
@@ -183,7 +191,7 @@ class Compiler {
     llvm::SmallString<0> result;
     llvm::raw_svector_ostream stream(result);
     llvm::legacy::PassManager passes;
-    // Cannot fail: X86 supports both file types.
+    // Cannot fail: both back ends support both file types.
     machine.addPassesToEmitFile(passes, stream, nullptr, type);
     passes.run(module);
     return result;
@@ -194,6 +202,8 @@ class Compiler {
 };
 
 }  // namespace
+
+std::string_view best_target() { return kTargets[0].name; }
 
 Status compile(const Kernel& kernel, const CompileOptions& options, Code* code) {
   if (options.variant.columns < 0 || options.variant.columns > kMaxFixedColumns) {

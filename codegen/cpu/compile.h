@@ -8,7 +8,7 @@
 #include "codegen/loop/loop_ir.h"
 #include "ir/status.h"
 
-// Compiles LoopIR to MLIR's LLVM dialect, to LLVM IR, and to machine code of an x86-64 CPU. Needs LLVM.
+// Compiles LoopIR to MLIR's LLVM dialect, to LLVM IR, and to machine code of this CPU's architecture. Needs LLVM.
 namespace torch_remote::codegen::cpu {
 
 // Processor time that the steps of a compilation took, in milliseconds.
@@ -22,8 +22,13 @@ struct CompileTimes {
   double total() const { return expand + emit + translate + optimize + generate + link; }
 };
 
+// The first one of the architecture that this library is compiled for: "x86-64-v4" or "aarch64".
+std::string_view best_target();
+
 struct CompileOptions {
-  std::string_view target = "x86-64-v4";  // or "x86-64-v3" (AVX2, FMA, F16C); baseline x86-64 is not supported
+  // On x86-64: "x86-64-v4" or "x86-64-v3" (AVX2, FMA, F16C); baseline x86-64 is not supported. On aarch64: "aarch64"
+  // (NEON).
+  std::string_view target = best_target();
   Variant variant = {};
   // Outputs for tests and tools: intermediate forms, if not null.
   std::string* mlir = nullptr;

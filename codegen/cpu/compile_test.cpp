@@ -463,6 +463,22 @@ TEST(Compile, PowersOfTwo) {
 })");
 }
 
+#if defined(__aarch64__)
+// The instructions of NEON, for vectors of floats, and of half types that are converted to them.
+TEST(Compile, UsesVectorRegistersAndCallsNothing) {
+  for (const char* text : {kChain, kGelu}) {
+    std::string assembly;
+    compiled(parsed(text), "aarch64", &assembly);
+    EXPECT_NE(assembly.find(".4s, v"), std::string::npos) << assembly;
+    EXPECT_NE(assembly.find("fmla\tv"), std::string::npos) << assembly;
+    for (const char* call : {"\tbl\t", "\tblr\t"}) EXPECT_EQ(assembly.find(call), std::string::npos) << assembly;
+    // No elements are computed one by one.
+    for (const char* alone : {"fadd\ts", "fsub\ts", "fmul\ts", "fdiv\ts", "fsqrt\ts", "fmadd\ts"}) {
+      EXPECT_EQ(assembly.find(alone), std::string::npos) << alone << "\n" << assembly;
+    }
+  }
+}
+#else
 TEST(Compile, UsesWideRegistersAndCallsNothing) {
   for (const char* text : {kChain, kGelu}) {
     std::string wide, narrow;
@@ -482,6 +498,8 @@ TEST(Compile, UsesWideRegistersAndCallsNothing) {
     }
   }
 }
+
+#endif
 
 // Covers all element sizes, with rows that begin at aligned addresses. The remainder of a row is stored ordinarily.
 TEST(Compile, StreamsPastTheCaches) {
@@ -507,7 +525,7 @@ TEST(Compile, StreamsPastTheCaches) {
   for (const std::string_view target : testing::targets()) {
     std::string assembly;
     const Compiled plain = compiled(kernel, target), code = compiled(kernel, target, &assembly, {.streams = true});
-    EXPECT_NE(assembly.find("vmovntps"), std::string::npos) << assembly;
+    EXPECT_NE(assembly.find(target == "aarch64" ? "stnp\tq" : "vmovntps"), std::string::npos) << assembly;
     for (const int64_t size : {1, 31, 32, 100, 256}) {
       std::vector<std::vector<std::byte>> memory;
       std::vector<void*> expected, got;
@@ -542,11 +560,13 @@ TEST(Compile, StreamsPastTheCaches) {
 
 TEST(Compile, RowsOfAKnownSizeNeedNoLoop) {
   std::string any, fixed;
-  compiled(parsed(kGelu), "x86-64-v4", &any);
-  compiled(parsed(kGelu), "x86-64-v4", &fixed, {.columns = 32});
+  compiled(parsed(kGelu), best_target(), &any);
+  compiled(parsed(kGelu), best_target(), &fixed, {.columns = 32});
   const auto jumps = [](const std::string& assembly) {
     size_t count = 0;
-    for (size_t at = assembly.find("\tj"); at != std::string::npos; at = assembly.find("\tj", at + 1)) ++count;
+    for (const char* jump : {"\tj", "\tb\t", "\tb.", "\tcb", "\ttb"}) {
+      for (size_t at = assembly.find(jump); at != std::string::npos; at = assembly.find(jump, at + 1)) ++count;
+    }
     return count;
   };
   EXPECT_LT(jumps(fixed), jumps(any));
@@ -559,7 +579,11 @@ TEST(Compile, UnknownTargetsAreNamed) {
   Code code;
   const Status status = compile(parsed(kChain), {.target = "sm_90"}, &code);
   EXPECT_EQ(status.code(), ErrorCode::kUnsupported);
+#if defined(__aarch64__)
+  EXPECT_EQ(status.message(), "codegen: no target 'sm_90'; there are aarch64");
+#else
   EXPECT_EQ(status.message(), "codegen: no target 'sm_90'; there are x86-64-v4, x86-64-v3");
+#endif
 }
 
 TEST(Compile, OneRowDimAtMost) {
@@ -581,7 +605,7 @@ TEST(Compile, ThreadsGiveTheSameBytes) {
   for (Code& code : codes) {
     threads.emplace_back([&code] {
       Code other;
-      EXPECT_TRUE(compile(parsed(kGelu), {.target = "x86-64-v3"}, &other).ok());
+      EXPECT_TRUE(compile(parsed(kGelu), {.target = testing::targets().back()}, &other).ok());
       EXPECT_TRUE(compile(parsed(kChain), {}, &code).ok());
     });
   }

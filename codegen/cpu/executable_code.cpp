@@ -36,6 +36,8 @@ Status ExecutableCode::load(std::span<const uint8_t> bytes, ExecutableCode* code
     return Status::internal(std::string("codegen: this system does not allow executable memory: ") +
                             std::strerror(errno));
   }
+  // Processors other than x86 may have stale instructions of these addresses in their caches.
+  __builtin___clear_cache(static_cast<char*>(memory), static_cast<char*>(memory) + bytes.size());
   *code = std::move(placed);
   return {};
 }

@@ -214,13 +214,17 @@ void Memory::prefetch(uint32_t operand, MlirValue column, bool next_row, bool wr
 
 // -- Elements ---------------------------------------------------------------------------------------------------------
 
+bool Memory::has_masked(DType dtype) const {
+  return ops_.features.avx512 || (ops_.features.masked && ir::item_size(dtype) >= 4);
+}
+
 MlirValue Memory::load_line(MlirValue pointer, DType dtype, const EmitPosition& at) {
   mlir::Type type = ops_.memory_type(dtype);
   if (at.column) type = vector_of(type);
   if (!at.mask) return ops_.from_memory(ops_.load(type, pointer, dtype), dtype);
   MlirValue zero = llvm::isa<mlir::FloatType>(ops_.memory_type(dtype)) ? b_.number(type, 0) : b_.integer(type, 0);
   MlirValue raw;
-  if (ops_.features.avx512 || ir::item_size(dtype) >= 4) {
+  if (has_masked(dtype)) {
     raw = b_.create<ll::MaskedLoadOp>(type, pointer, at.mask, zero, ir::item_size(dtype));
   } else {
     ops_.store(zero, scratch(), dtype);
@@ -233,7 +237,7 @@ MlirValue Memory::load_line(MlirValue pointer, DType dtype, const EmitPosition& 
 void Memory::store_line(MlirValue value, MlirValue pointer, DType dtype, const EmitPosition& at) {
   MlirValue raw = ops_.to_memory(value, dtype);
   if (!at.mask) return ops_.store(raw, pointer, dtype);
-  if (ops_.features.avx512 || ir::item_size(dtype) >= 4) {
+  if (has_masked(dtype)) {
     b_.create<ll::MaskedStoreOp>(raw, pointer, at.mask, ir::item_size(dtype));
   } else {
     ops_.store(raw, scratch(), dtype);
@@ -258,12 +262,12 @@ void Memory::copy_masked(MlirValue from, MlirValue to, DType dtype, MlirValue ma
   }
 }
 
-// Memory for 16 elements of at most two bytes.
+// Memory for 16 elements of a type without masked instructions.
 MlirValue Memory::scratch() {
   if (scratch_) return scratch_;
   mlir::OpBuilder::InsertionGuard guard(b_);
   b_.setInsertionPointToEnd(entry_);
-  const mlir::Type type = vector_of(b_.getI16Type());
+  const mlir::Type type = vector_of(ops_.features.masked ? b_.getI16Type() : b_.getI64Type());
   scratch_ = b_.create<ll::AllocaOp>(call_.getType(), type, b_.i64(1), 32);
   return scratch_;
 }

@@ -64,6 +64,7 @@ class Memory {
   void record(uint32_t operand, MlirValue index, MlirValue bound);
   void add_lane_by_lane(MlirValue value, const Access& to, ir::DType dtype);
 
+  bool has_masked(ir::DType dtype) const;  // whether the target has instructions for it
   void copy_masked(MlirValue from, MlirValue to, ir::DType dtype, MlirValue mask);
   MlirValue scratch();
   MlirValue field(size_t offset);

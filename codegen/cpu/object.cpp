@@ -8,6 +8,7 @@
 #include "llvm/BinaryFormat/ELF.h"
 #include "llvm/Object/ELFObjectFile.h"
 #include "llvm/Support/Endian.h"
+#include "llvm/Support/MathExtras.h"
 
 namespace torch_remote::codegen::cpu {
 namespace {
@@ -105,16 +106,44 @@ class Linker {
       uint64_t symbol = 0;
       if (Status status = address(**table, relocation.getSymbol(false), &symbol); !status) return status;
       const uint32_t type = relocation.getType(false);
-      if (type != elf::R_X86_64_PC32 && type != elf::R_X86_64_PLT32) {
-        return Status::internal("codegen: the object has a relocation of type " +
-                                file_.getRelocationTypeName(type).str() + ", which is not supported");
-      }
       const uint64_t at = base + relocation.r_offset;
       if (at + 4 > code_->bytes.size()) return Status::internal("codegen: a relocation lies outside of its section");
       const auto distance = static_cast<int64_t>(symbol) + relocation.r_addend - static_cast<int64_t>(at);
-      llvm::support::endian::write32le(code_->bytes.data() + at, static_cast<uint32_t>(distance));
+      if (!write_distance(type, distance, code_->bytes.data() + at)) {
+        return Status::internal("codegen: the object has a relocation of type " +
+                                file_.getRelocationTypeName(type).str() + " over " + std::to_string(distance) +
+                                " bytes, which is not supported");
+      }
     }
     return {};
+  }
+
+  // Changes the instruction or number at `place`. Returns false if it cannot express this.
+  bool write_distance(uint32_t type, int64_t distance, uint8_t* place) {
+    using llvm::support::endian::read32le, llvm::support::endian::write32le;
+    const auto bits = static_cast<uint32_t>(distance);
+    if (file_.getHeader().e_machine == elf::EM_X86_64) {
+      if (type != elf::R_X86_64_PC32 && type != elf::R_X86_64_PLT32) return false;
+      write32le(place, bits);
+      return true;
+    }
+    if (file_.getHeader().e_machine != elf::EM_AARCH64) return false;
+    switch (type) {
+      case elf::R_AARCH64_PREL32:
+        if (!llvm::isInt<32>(distance)) return false;
+        write32le(place, bits);
+        return true;
+      case elf::R_AARCH64_ADR_PREL_LO21:  // adr
+        if (!llvm::isInt<21>(distance)) return false;
+        write32le(place, (read32le(place) & 0x9F00001F) | (bits & 3) << 29 | (bits >> 2 & 0x7FFFF) << 5);
+        return true;
+      case elf::R_AARCH64_LD_PREL_LO19:  // ldr
+        if (!llvm::isInt<21>(distance) || (distance & 3) != 0) return false;
+        write32le(place, (read32le(place) & 0xFF00001F) | (bits >> 2 & 0x7FFFF) << 5);
+        return true;
+      default:
+        return false;
+    }
   }
 
   Status find_functions() {

@@ -6,9 +6,9 @@
 
 namespace torch_remote::codegen::cpu {
 
-// Makes position-independent code from an x86-64 ELF object file. It puts the code and the constants one after the
-// other, and resolves the references between them. References to other symbols, writable data and other relocations are
-// errors that name them.
+// Makes position-independent code from an ELF object file of this architecture. It puts the code and the constants one
+// after the other, and resolves the references between them. References to other symbols, writable data and other
+// relocations are errors that name them.
 Status link_object(llvm::MemoryBufferRef object, Code* code);
 
 }  // namespace torch_remote::codegen::cpu

@@ -12,6 +12,7 @@
 #include "llvm/MC/TargetRegistry.h"
 #include "llvm/Support/TargetSelect.h"
 #include "llvm/Target/TargetMachine.h"
+#include "llvm/TargetParser/Host.h"
 
 // Tests what the linker refuses. All other tests of this component show that its output runs.
 namespace torch_remote::codegen::cpu {
@@ -21,10 +22,8 @@ namespace {
 class Object {
  public:
   explicit Object(bool variable) : module_("test", context_) {
-    LLVMInitializeX86TargetInfo();
-    LLVMInitializeX86Target();
-    LLVMInitializeX86TargetMC();
-    LLVMInitializeX86AsmPrinter();
+    llvm::InitializeNativeTarget();
+    llvm::InitializeNativeTargetAsmPrinter();
     llvm::Type* const nothing = llvm::Type::getVoidTy(context_);
     llvm::Type* const word = llvm::Type::getInt32Ty(context_);
     llvm::FunctionType* const type = llvm::FunctionType::get(nothing, false);
@@ -40,10 +39,9 @@ class Object {
     }
     builder.CreateRetVoid();
     std::string error;
-    const char* const triple = "x86_64-unknown-linux-gnu";
+    const std::string triple = llvm::sys::getProcessTriple();
     const std::unique_ptr<llvm::TargetMachine> machine(
-        llvm::TargetRegistry::lookupTarget(triple, error)
-            ->createTargetMachine(triple, "x86-64-v3", "", {}, llvm::Reloc::PIC_));
+        llvm::TargetRegistry::lookupTarget(triple, error)->createTargetMachine(triple, "", "", {}, llvm::Reloc::PIC_));
     module_.setDataLayout(machine->createDataLayout());
     llvm::raw_svector_ostream stream(bytes_);
     llvm::legacy::PassManager passes;

@@ -13,6 +13,7 @@ namespace torch_remote::codegen::cpu {
 // Instructions that only some targets have.
 struct Features {
   bool avx512 = false;  // masked loads and stores of 8 and 16 bits, and scaling by powers of two
+  bool masked = false;  // masked loads and stores of 32 and 64 bits
 };
 
 class Ops {

@@ -49,8 +49,8 @@ typedef struct tr_codegen_api {
   size_t struct_size;
   uint32_t abi;
   const char* version;  // of the compiler, such as "LLVM 19.1.7, codegen 4"
-  // Compiles a kernel in LoopIR's text form for "x86-64-v4" or "x86-64-v3". Returns 0, or 1 with a message. Any number
-  // of threads may call it at once.
+  // Compiles a kernel in LoopIR's text form for "x86-64-v4" or "x86-64-v3"; a library for aarch64, for "aarch64".
+  // Returns 0, or 1 with a message. Any number of threads may call it at once.
   int (*compile_cpu)(const char* text, size_t size, const char* target, const tr_variant* variant, tr_cpu_code* code);
   // Compiles a kernel for GPUs of compute capability `sm`: 80, 90 or 100. Otherwise as compile_cpu.
   int (*compile_gpu)(const char* text, size_t size, uint32_t sm, tr_gpu_code* code);

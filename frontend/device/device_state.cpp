@@ -245,7 +245,7 @@ remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept {
       client = nullptr;
     } else {
       const std::vector<std::string> targets = client->connection().machine().targets;
-      s.on_cpu[device] = !targets.empty() && targets[0].starts_with("x86");
+      s.on_cpu[device] = !targets.empty() && !targets[0].starts_with("sm_");
       if (s.observer != nullptr) s.observer->connected(device, *client);
     }
     finish_connect(device, std::move(connection), client);

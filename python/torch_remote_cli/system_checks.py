@@ -54,8 +54,8 @@ def system(proc: Path = Path("/proc")) -> Check:
     """Whether torch_remote is made for this system."""
     libc, glibc = platform.libc_ver()
     found = f"{platform.system()} on {platform.machine()}, {libc} {glibc}, Python {platform.python_version()}"
-    if (platform.system(), platform.machine()) != ("Linux", "x86_64") or libc != "glibc":
-        return failed("system", found, "torch_remote runs on Linux on x86-64 with glibc")
+    if platform.system() != "Linux" or platform.machine() not in ("x86_64", "aarch64") or libc != "glibc":
+        return failed("system", found, "torch_remote runs on Linux on x86-64 or aarch64, with glibc")
     version = wsl(proc)
     if version == 1:
         return failed(

@@ -116,6 +116,7 @@ Case make_case(const Kernel& kernel, const std::vector<int64_t>& sizes, const st
 }
 
 std::vector<std::string_view> targets() {
+#if defined(__x86_64__)
   std::vector<std::string_view> result;
   __builtin_cpu_init();
   const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -123,6 +124,9 @@ std::vector<std::string_view> targets() {
   if (wide) result.push_back("x86-64-v4");
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) result.push_back("x86-64-v3");
   return result;
+#else
+  return {best_target()};
+#endif
 }
 
 Status compile_and_place(const Kernel& kernel, const CompileOptions& options, Compiled* compiled) {

@@ -35,7 +35,12 @@ tr_matrix matrix(const at::Tensor& tensor) {
 class Multiply : public ::testing::TestWithParam<tr_matmul_algorithm> {
  protected:
   // oneDNN has such kernels for processors with AVX-512 or AVX-NE-CONVERT.
-  static bool is_there() { return GetParam() == TR_MATMUL_AS_OP || __builtin_cpu_supports("avx512bw"); }
+  static bool is_there() {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512bw")) return true;
+#endif
+    return GetParam() == TR_MATMUL_AS_OP;
+  }
 
   int call(const at::Tensor& left, const at::Tensor& right, const at::Tensor& addend, const at::Tensor& result) {
     tr_matmul matmul{};

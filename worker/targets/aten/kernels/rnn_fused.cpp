@@ -9,6 +9,7 @@
 
 #include "worker/targets/aten/kernels/multiply.h"
 #include "worker/targets/aten/kernels/parallel.h"
+#include "worker/targets/cpu/loops/host.h"
 
 namespace torch_remote::worker::aten {
 namespace {
@@ -194,12 +195,8 @@ void run_step(const RnnCall& call, Step step, int64_t blocks, int64_t i) {
 }  // namespace
 
 const RnnLoops* rnn_loops() {
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("x86-64-v4")) return &kRnnV4;
-  if (__builtin_cpu_supports("x86-64-v3")) return &kRnnV3;
-#endif
-  return nullptr;
+  static const auto all = loops_of_host(kRnnLevels);
+  return all.empty() ? nullptr : all[0].loops;
 }
 
 // A program may claim any sizes; torch's implementation reports what is wrong with them.

@@ -25,6 +25,7 @@
 #include "worker/targets/aten/kernels/rnn_fused.h"
 #include "worker/targets/aten/kernels/rnn_onednn.h"
 #include "worker/targets/aten/testing.h"
+#include "worker/targets/cpu/loops/host.h"
 
 // Compares recurrent layers by our own loops, of both instruction sets, with torch's in double precision. Checks for
 // half-precision LSTMs that both passes agree on the reserve's contents: oneDNN's workspace where it fits, otherwise
@@ -209,8 +210,7 @@ class FusedCase {
 
 std::vector<const RnnLoops*> all_loops() {
   std::vector<const RnnLoops*> loops;
-  if (rnn_loops() != nullptr) loops.push_back(&kRnnV3);
-  if (rnn_loops() == &kRnnV4) loops.push_back(&kRnnV4);
+  for (const auto& level : loops_of_host(kRnnLevels)) loops.push_back(level.loops);
   return loops;
 }
 
@@ -235,7 +235,7 @@ TEST(FusedRnn, IsTheFormula) {
           const double error = (got[i].to(at::kDouble) - expected[i]).abs().max().item<double>();
           EXPECT_LT(error, 4e-6 * std::max(1.0, expected[i].abs().max().item<double>()))
               << "mode " << static_cast<int>(mode) << ", " << shape.steps << " steps, " << shape.units << " units, "
-              << shape.directions << " directions, result " << i << (loops == &kRnnV3 ? ", AVX2" : ", AVX-512");
+              << shape.directions << " directions, result " << i << ", " << target_of(loops, kRnnLevels);
         }
         at::set_num_threads(1);
         const std::vector<Tensor> alone = test.fused(*loops);

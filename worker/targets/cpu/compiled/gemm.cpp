@@ -7,6 +7,7 @@
 #include "ir/number.h"
 #include "ir/ops/op_table_generated.h"
 #include "worker/targets/cpu/compiled/scratch.h"
+#include "worker/targets/cpu/loops/host.h"
 
 namespace torch_remote::worker::kernels {
 namespace {
@@ -35,10 +36,7 @@ int64_t item_size(GemmType type) { return type == GemmType::kFloat ? 4 : 2; }
 
 }  // namespace
 
-const GemmLoops* gemm_loops(std::string_view target) {
-  if (target == "x86-64-v4") return &kGemmV4;
-  return target == "x86-64-v3" ? &kGemmV3 : nullptr;
-}
+const GemmLoops* gemm_loops(std::string_view target) { return loops_for(target, kGemmLevels); }
 
 void run_gemm(const GemmLoops& loops, const GemmCall& call, const ParallelFor& parallel) {
   const int64_t parts = (call.columns + kGemmColumns - 1) / kGemmColumns;

@@ -14,7 +14,7 @@
 
 namespace torch_remote::worker::kernels {
 
-// The loops for this x86-64 level, as host_target() of kernel_runner.h names it. Null: there are no loops for it.
+// The loops for this target, as host_target() of kernel_runner.h names it. Null: there are no loops for it.
 const GemmLoops* gemm_loops(std::string_view target);
 
 // Runs a call, on the threads of `parallel` if it is worth waking them.

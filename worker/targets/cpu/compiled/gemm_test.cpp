@@ -18,6 +18,7 @@
 #include "worker/targets/cpu/compiled/kernel_runner.h"
 #include "worker/targets/cpu/compiled/library_gemm.h"
 #include "worker/targets/cpu/compiled/testing/elements.h"
+#include "worker/targets/cpu/loops/host.h"
 
 // Compares GEMMs with few rows by both sets of loops with double precision: sizes that do not fill a tile, strides,
 // half types, added operands. Also tests which implementation is chosen.
@@ -31,8 +32,7 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 // The loops that this machine can run.
 std::vector<const GemmLoops*> all_loops() {
   std::vector<const GemmLoops*> all;
-  if (!host_target().empty()) all.push_back(gemm_loops("x86-64-v3"));
-  if (host_target() == "x86-64-v4") all.push_back(gemm_loops("x86-64-v4"));
+  for (const auto& level : loops_of_host(kGemmLevels)) all.push_back(level.loops);
   return all;
 }
 

@@ -20,6 +20,7 @@
 #include "worker/targets/cpu/compiled/launch.h"
 #include "worker/targets/cpu/compiled/loop_program.h"
 #include "worker/targets/cpu/compiled/reuse.h"
+#include "worker/targets/cpu/loops/host.h"
 
 namespace torch_remote::worker::kernels {
 namespace {
@@ -528,12 +529,8 @@ uint32_t group_kind_mask() {
 }
 
 std::string host_target() {
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("x86-64-v4")) return "x86-64-v4";
-  if (__builtin_cpu_supports("x86-64-v3")) return "x86-64-v3";
-#endif
-  return {};
+  const auto targets = host_targets();
+  return targets.empty() ? std::string() : std::string(targets[0]);
 }
 
 }  // namespace torch_remote::worker::kernels

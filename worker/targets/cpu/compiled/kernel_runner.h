@@ -36,7 +36,8 @@ std::unique_ptr<Runner> make_kernel_runner(KernelRunnerOptions options);
 // ir::Capabilities::group_kind_mask.
 uint32_t group_kind_mask();
 
-// The best target of this machine's processor, "x86-64-v4" or "x86-64-v3"; empty if kernels do not support it.
+// The best target of this machine's processor, "x86-64-v4", "x86-64-v3" or "aarch64"; empty if kernels do not support
+// it.
 std::string host_target();
 
 }  // namespace torch_remote::worker::kernels

@@ -3,9 +3,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "worker/targets/cpu/loops/levels.h"
+
 // Attention by blocks of queries and keys; the full score matrix never exists. The forward pass follows
 // FlashAttention-2 (Dao, 2023), with a running maximum and sum per query. The backward pass recomputes the scores.
-// Compiled for two levels of x86-64 (attention_loops.h); the caller chooses one.
+// Compiled for several instruction sets (attention_loops.h); the caller chooses one.
 //
 // A task works on one head of keys and values, and on the rows of all query heads that share it. The rows of the first
 // of these query heads come first, then those of the second one, and so on; each head has `queries` rows.
@@ -60,7 +62,6 @@ struct AttentionLoops {
   void (*backward)(const AttentionCall& call, int64_t task, std::byte* scratch);
 };
 
-extern const AttentionLoops kAttentionV3;  // AVX2, FMA, F16C
-extern const AttentionLoops kAttentionV4;  // AVX-512
+TORCH_REMOTE_LOOP_LEVELS(AttentionLoops, kAttention);
 
 }  // namespace torch_remote::worker::kernels

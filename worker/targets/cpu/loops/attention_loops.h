@@ -2,7 +2,7 @@
 // queries and goes over blocks of keys, with a running maximum and sum per query. Lanes of vectors are queries. The
 // backward pass computes the scores again. attention_call.h has the interface.
 //
-// Included once for each instruction set: attention_v3.cpp, attention_v4.cpp.
+// Included once for each instruction set: attention_v3.cpp, attention_v4.cpp, attention_neon.cpp.
 #include "worker/targets/cpu/loops/attention_call.h"
 #include "worker/targets/cpu/loops/vector_block.h"
 
@@ -342,7 +342,7 @@ void score_few(const Head& head, const Block& block, int64_t from, int64_t count
 template <int Rows>
 void weigh(int64_t count, const float* weights, const FloatRows& value, int64_t size, const Prefetch& prefetch,
            float* sums) {
-  constexpr int kVectors = kLanes == 16 ? 4 : 2;  // as many sums as fit into the registers
+  constexpr int kVectors = kRegisters == 32 ? 4 : 2;  // as many sums as fit into the registers
   const auto tile = [&]<int Vectors>(int64_t d) {
     const auto fetch = [&](int64_t k) {
       if (d == 0) prefetch.fetch(k);

@@ -2,8 +2,10 @@
 
 #include <cstdint>
 
-// Depthwise convolutions in f32, one plane at a time. Compiled for two levels of x86-64 (depthwise_loops.h); the caller
-// chooses one.
+#include "worker/targets/cpu/loops/levels.h"
+
+// Depthwise convolutions in f32, one plane at a time. Compiled for several instruction sets (depthwise_loops.h); the
+// caller chooses one.
 namespace torch_remote::worker::aten {
 
 struct DepthwiseDim {
@@ -32,7 +34,6 @@ struct DepthwiseLoops {
   void (*fold)(const DepthwiseCall& call, float* sums, double* gradient);
 };
 
-extern const DepthwiseLoops kDepthwiseV3;  // AVX2, FMA
-extern const DepthwiseLoops kDepthwiseV4;  // AVX-512
+TORCH_REMOTE_LOOP_LEVELS(DepthwiseLoops, kDepthwise);
 
 }  // namespace torch_remote::worker::aten

@@ -1,4 +1,4 @@
-// Included once for each instruction set: depthwise_v3.cpp, depthwise_v4.cpp.
+// Included once for each instruction set: depthwise_v3.cpp, depthwise_v4.cpp, depthwise_neon.cpp.
 #include "worker/targets/cpu/loops/depthwise_call.h"
 #include "worker/targets/cpu/loops/vector_block.h"
 
@@ -71,11 +71,7 @@ inline Ints lanes_below(int64_t count) {
 
 inline void store_some(float* data, Floats value, int64_t count) {
   if (count >= kLanes) return store(data, value);
-#if defined(__AVX512F__)
-  _mm512_mask_storeu_ps(data, static_cast<__mmask16>((1u << count) - 1), __builtin_bit_cast(__m512, value));
-#else
-  _mm256_maskstore_ps(data, __builtin_bit_cast(__m256i, lanes_below(count)), __builtin_bit_cast(__m256, value));
-#endif
+  store_lanes(data, value, count, lanes_below(count));
 }
 
 // `Rows` adjacent rows of results, for a kernel of `Height` rows: each vector of the input is loaded once for all of

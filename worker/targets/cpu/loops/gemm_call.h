@@ -3,8 +3,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "worker/targets/cpu/loops/levels.h"
+
 // GEMMs with few rows and a transposed right matrix (F.linear's weights): each weight is read once, in place, without
-// packing. Compiled for two levels of x86-64 (gemm_loops.h); the caller chooses one.
+// packing. Compiled for several instruction sets (gemm_loops.h); the caller chooses one.
 namespace torch_remote::worker::kernels {
 
 enum class GemmType : uint8_t { kFloat, kBFloat16, kHalf };
@@ -34,7 +36,6 @@ struct GemmLoops {
   void (*convert)(GemmType type, const void* from, int64_t count, float* to);
 };
 
-extern const GemmLoops kGemmV3;  // AVX2, FMA, F16C
-extern const GemmLoops kGemmV4;  // AVX-512
+TORCH_REMOTE_LOOP_LEVELS(GemmLoops, kGemm);
 
 }  // namespace torch_remote::worker::kernels

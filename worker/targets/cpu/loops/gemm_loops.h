@@ -1,4 +1,4 @@
-// Included once for each instruction set: gemm_v3.cpp, gemm_v4.cpp.
+// Included once for each instruction set: gemm_v3.cpp, gemm_v4.cpp, gemm_neon.cpp.
 #include "worker/targets/cpu/loops/gemm_call.h"
 #include "worker/targets/cpu/loops/vector_block.h"
 
@@ -6,11 +6,8 @@ namespace torch_remote::worker::kernels::TORCH_REMOTE_ISA {
 namespace {
 
 constexpr int kColumns = static_cast<int>(kGemmColumns);
-#if defined(__AVX512F__)
-constexpr int kMostRows = 6;  // 24 sums, 6 rows and a weight use 31 of 32 registers
-#else
-constexpr int kMostRows = 3;  // 12 sums, 3 rows and a weight use all 16 registers
-#endif
+// With 6 rows, 24 sums, 6 rows and a weight use 31 of 32 registers. With 3 rows, they use all of 16 registers.
+constexpr int kMostRows = kRegisters == 32 ? 6 : 3;
 // Depth per step: this many elements of a tile's weights and rows stay in the L1 cache. Longer sums are split.
 constexpr int64_t kDepth = 1024;
 // Weights are used in panels of some columns: all rows use a panel before the next one begins. With a depth up to
@@ -26,14 +23,7 @@ template <GemmType Type>
 inline __attribute__((always_inline)) Floats load_as(const void* data, int64_t i) {
   if constexpr (Type == GemmType::kFloat) return load(static_cast<const float*>(data) + i);
   const uint16_t* const bits = static_cast<const uint16_t*>(data) + i;
-  if constexpr (Type == GemmType::kHalf) return floats_of_halves(bits);
-#if defined(__AVX512F__)
-  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i_u*>(bits)));
-  return __builtin_bit_cast(Floats, _mm512_slli_epi32(wide, 16));
-#else
-  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i_u*>(bits)));
-  return __builtin_bit_cast(Floats, _mm256_slli_epi32(wide, 16));
-#endif
+  return Type == GemmType::kHalf ? floats_of_halves(bits) : floats_of_bfloat16s(bits);
 }
 
 template <GemmType Type>
@@ -72,13 +62,13 @@ inline __attribute__((always_inline)) Floats fold(Floats a, Floats b) {
     low[lane] = (lane & Step) == 0 ? lane : static_cast<int>(kLanes) + lane - Step;
     high[lane] = (lane & Step) == 0 ? lane + Step : static_cast<int>(kLanes) + lane;
   }
-  return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
+  return shuffled(a, b, low) + shuffled(a, b, high);
 }
 
 // The sum of the lanes of each of four vectors.
 inline __attribute__((always_inline)) Four sums_of_four(Floats a, Floats b, Floats c, Floats d) {
   Floats sum = fold<2>(fold<1>(a, b), fold<1>(c, d));
-  sum = fold<4>(sum, sum);
+  if constexpr (kLanes >= 8) sum = fold<4>(sum, sum);
   if constexpr (kLanes == 16) sum = fold<8>(sum, sum);
   return Four{sum[0], sum[1], sum[2], sum[3]};
 }
@@ -170,14 +160,15 @@ inline void run_rows(const GemmCall& call, int64_t row, int64_t count, int64_t c
       return run_tile<Type, 2, Columns, Fetch>(call, row, column);
     case 3:
       return run_tile<Type, 3, Columns, Fetch>(call, row, column);
-#if defined(__AVX512F__)
     case 4:
-      return run_tile<Type, 4, Columns, Fetch>(call, row, column);
+      if constexpr (kMostRows >= 4) return run_tile<Type, 4, Columns, Fetch>(call, row, column);
+      return;
     case 5:
-      return run_tile<Type, 5, Columns, Fetch>(call, row, column);
+      if constexpr (kMostRows >= 5) return run_tile<Type, 5, Columns, Fetch>(call, row, column);
+      return;
     case 6:
-      return run_tile<Type, 6, Columns, Fetch>(call, row, column);
-#endif
+      if constexpr (kMostRows >= 6) return run_tile<Type, 6, Columns, Fetch>(call, row, column);
+      return;
     default:
       return;
   }

@@ -2,9 +2,11 @@
 
 #include <cstdint>
 
+#include "worker/targets/cpu/loops/levels.h"
+
 // The steps of a recurrent layer in one direction, in f32: the GEMM with the hidden state fused with the gates'
-// pointwise part, for a block of units at a time. Compiled for two levels of x86-64 (rnn_loops.h); the caller chooses
-// one.
+// pointwise part, for a block of units at a time. Compiled for several instruction sets (rnn_loops.h); the caller
+// chooses one.
 //
 // T steps, batch B, H units, G gates (ir::rnn_gates). The units' dim has stride 1; rows of [B, H] are H apart, and rows
 // of [B, G, H] are G * H apart.
@@ -67,7 +69,6 @@ struct RnnLoops {
   void (*backward)(const RnnCall& call, int64_t i, const RnnPart& part);
 };
 
-extern const RnnLoops kRnnV3;  // AVX2, FMA
-extern const RnnLoops kRnnV4;  // AVX-512
+TORCH_REMOTE_LOOP_LEVELS(RnnLoops, kRnn);
 
 }  // namespace torch_remote::worker::aten

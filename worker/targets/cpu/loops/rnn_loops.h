@@ -1,4 +1,4 @@
-// Included once for each instruction set: rnn_v3.cpp, rnn_v4.cpp.
+// Included once for each instruction set: rnn_v3.cpp, rnn_v4.cpp, rnn_neon.cpp.
 #include "worker/targets/cpu/loops/rnn_call.h"
 #include "worker/targets/cpu/loops/vector_block.h"
 
@@ -15,11 +15,7 @@ inline constexpr int kGates = Cell == RnnCell::kLstm  ? 4
                                                       : 1;
 template <RnnCell Cell>
 inline constexpr int kVectors = kGates<Cell> == 1 ? 4 : kGates<Cell>;
-#if defined(__AVX512F__)
-constexpr int kForwardRows = 6, kBackwardRows = 8;
-#else
-constexpr int kForwardRows = 2, kBackwardRows = 4;
-#endif
+constexpr int kForwardRows = kRegisters == 32 ? 6 : 2, kBackwardRows = kRegisters == 32 ? 8 : 4;
 constexpr int kBackwardVectors = 2;
 constexpr int64_t kBackwardUnits = kBackwardVectors * kLanes;
 

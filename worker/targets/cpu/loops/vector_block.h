@@ -5,7 +5,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
-#if defined(__F16C__) || defined(__AVX512F__)
+#if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
@@ -14,9 +14,15 @@ namespace torch_remote::worker::kernels::TORCH_REMOTE_ISA {
 #if defined(__AVX512F__)
 inline constexpr int64_t kLanes = 16;
 inline constexpr int kTileRows = 8;
-#else
+inline constexpr int kRegisters = 32;
+#elif defined(__AVX2__)
 inline constexpr int64_t kLanes = 8;
 inline constexpr int kTileRows = 4;
+inline constexpr int kRegisters = 16;
+#else
+inline constexpr int64_t kLanes = 4;
+inline constexpr int kTileRows = 8;
+inline constexpr int kRegisters = 32;
 #endif
 
 typedef float Floats __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
@@ -146,6 +152,14 @@ static inline __attribute__((always_inline)) void exchange(Floats* v) {
   }
 }
 
+// Transposes kLanes vectors.
+static inline __attribute__((always_inline)) void exchange_all(Floats* v) {
+  exchange<1>(v);
+  exchange<2>(v);
+  if constexpr (kLanes >= 8) exchange<4>(v);
+  if constexpr (kLanes == 16) exchange<8>(v);
+}
+
 // to[j * to_line + i] = from[i * from_line + j], by blocks of kLanes times kLanes; both counts must be multiples of
 // kLanes.
 static inline void transpose(int64_t rows, int64_t columns, const float* from, int64_t from_line, float* to,
@@ -155,10 +169,7 @@ static inline void transpose(int64_t rows, int64_t columns, const float* from, i
       Floats v[kLanes];
 #pragma GCC unroll 16
       for (int k = 0; k < kLanes; ++k) v[k] = load(from + (i + k) * from_line + j);
-      exchange<1>(v);
-      exchange<2>(v);
-      exchange<4>(v);
-      if constexpr (kLanes == 16) exchange<8>(v);
+      exchange_all(v);
 #pragma GCC unroll 16
       for (int k = 0; k < kLanes; ++k) store(to + (j + k) * to_line + i, v[k]);
     }
@@ -167,10 +178,7 @@ static inline void transpose(int64_t rows, int64_t columns, const float* from, i
 
 // The sum of each vector's lanes, for kLanes vectors.
 static inline Floats sums_of(Floats* v) {
-  exchange<1>(v);
-  exchange<2>(v);
-  exchange<4>(v);
-  if constexpr (kLanes == 16) exchange<8>(v);
+  exchange_all(v);
   Floats sum = v[0];
 #pragma GCC unroll 16
   for (int i = 1; i < kLanes; ++i) sum += v[i];
@@ -185,7 +193,9 @@ static inline uint16_t bfloat16_of_float(float value) {
   if (value != value) return 0x7FC0;
   return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
-// Converts kLanes halves at once.
+// Half types, and stores of some lanes, have no portable form that gcc compiles to x86's instructions for them.
+// floats_of_halves and floats_of_bfloat16s convert kLanes numbers.
+#if defined(__x86_64__)
 static inline Floats floats_of_halves(const uint16_t* bits) {
 #if defined(__AVX512F__)
   return __builtin_bit_cast(Floats, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i_u*>(bits))));
@@ -193,7 +203,42 @@ static inline Floats floats_of_halves(const uint16_t* bits) {
   return __builtin_bit_cast(Floats, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i_u*>(bits))));
 #endif
 }
+static inline Floats floats_of_bfloat16s(const uint16_t* bits) {
+#if defined(__AVX512F__)
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i_u*>(bits)));
+  return __builtin_bit_cast(Floats, _mm512_slli_epi32(wide, 16));
+#else
+  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i_u*>(bits)));
+  return __builtin_bit_cast(Floats, _mm256_slli_epi32(wide, 16));
+#endif
+}
 static inline float float_of_half(uint16_t bits) { return _cvtsh_ss(bits); }
 static inline uint16_t half_of_float(float value) { return _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT); }
+
+// Stores the first `count` lanes, which are fewer than kLanes. `mask` has all bits of these lanes.
+static inline void store_lanes(float* data, Floats value, int64_t count, Ints mask) {
+#if defined(__AVX512F__)
+  (void)mask;
+  _mm512_mask_storeu_ps(data, static_cast<__mmask16>((1u << count) - 1), __builtin_bit_cast(__m512, value));
+#else
+  (void)count;
+  _mm256_maskstore_ps(data, __builtin_bit_cast(__m256i, mask), __builtin_bit_cast(__m256, value));
+#endif
+}
+#elif defined(__aarch64__)
+static inline Floats floats_of_bfloat16s(const uint16_t* bits) {
+  typedef uint16_t Shorts __attribute__((vector_size(kLanes * 2), aligned(2), may_alias));
+  return __builtin_bit_cast(Floats, __builtin_convertvector(*reinterpret_cast<const Shorts*>(bits), Ints) << 16);
+}
+static inline Floats floats_of_halves(const uint16_t* bits) {
+  typedef __fp16 Halves __attribute__((vector_size(kLanes * 2), aligned(2), may_alias));
+  return __builtin_convertvector(*reinterpret_cast<const Halves*>(bits), Floats);
+}
+static inline float float_of_half(uint16_t bits) { return __builtin_bit_cast(__fp16, bits); }
+static inline uint16_t half_of_float(float value) { return __builtin_bit_cast(uint16_t, static_cast<__fp16>(value)); }
+static inline void store_lanes(float* data, Floats value, int64_t count, Ints) {
+  for (int64_t lane = 0; lane < count; ++lane) data[lane] = value[lane];
+}
+#endif
 
 }  // namespace torch_remote::worker::kernels::TORCH_REMOTE_ISA

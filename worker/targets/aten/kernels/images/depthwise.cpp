@@ -12,6 +12,7 @@
 
 #include "ir/ops/op_table_generated.h"
 #include "worker/targets/aten/kernels/parallel.h"
+#include "worker/targets/cpu/loops/host.h"
 
 namespace torch_remote::worker::aten {
 namespace {
@@ -219,12 +220,8 @@ std::vector<Tensor> backward(const DepthwiseLoops& loops, std::span<const c10::I
 }  // namespace
 
 const DepthwiseLoops* depthwise_loops() {
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("x86-64-v4")) return &kDepthwiseV4;
-  if (__builtin_cpu_supports("x86-64-v3")) return &kDepthwiseV3;
-#endif
-  return nullptr;
+  static const auto all = loops_of_host(kDepthwiseLevels);
+  return all.empty() ? nullptr : all[0].loops;
 }
 
 bool may_use_depthwise_loops(const ir::Node& node) {

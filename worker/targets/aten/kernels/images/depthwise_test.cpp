@@ -22,6 +22,7 @@
 
 #include "ir/ops/op_table_generated.h"
 #include "worker/targets/aten/testing.h"
+#include "worker/targets/cpu/loops/host.h"
 
 // Compares depthwise convolutions by our own loops, of both instruction sets, with torch's in double precision, and
 // checks which of them are left to torch.
@@ -75,8 +76,7 @@ struct Case {
 
 std::vector<const DepthwiseLoops*> all_loops() {
   std::vector<const DepthwiseLoops*> loops;
-  if (depthwise_loops() != nullptr) loops.push_back(&kDepthwiseV3);
-  if (depthwise_loops() == &kDepthwiseV4) loops.push_back(&kDepthwiseV4);
+  for (const auto& level : loops_of_host(kDepthwiseLevels)) loops.push_back(level.loops);
   return loops;
 }
 
@@ -91,8 +91,7 @@ void expect_near(const Tensor& got, const Tensor& exact, const Tensor& torchs, c
 std::string name_of(const Case& c, const DepthwiseLoops* loops) {
   std::ostringstream text;
   text << c10::IntArrayRef(c.images) << " by " << c10::IntArrayRef(c.kernel) << ", " << c10::IntArrayRef(c.stride)
-       << c10::IntArrayRef(c.padding) << c10::IntArrayRef(c.dilation)
-       << (loops == &kDepthwiseV3 ? ", AVX2" : ", AVX-512");
+       << c10::IntArrayRef(c.padding) << c10::IntArrayRef(c.dilation) << ", " << target_of(loops, kDepthwiseLevels);
   return text.str();
 }
 

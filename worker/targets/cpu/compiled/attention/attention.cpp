@@ -9,6 +9,7 @@
 #include "ir/ops/op_table_generated.h"
 #include "worker/targets/cpu/compiled/gemm_shape.h"
 #include "worker/targets/cpu/compiled/scratch.h"
+#include "worker/targets/cpu/loops/host.h"
 
 namespace torch_remote::worker::kernels {
 namespace {
@@ -44,10 +45,7 @@ struct Bound {
 
 }  // namespace
 
-const AttentionLoops* attention_loops(std::string_view target) {
-  if (target == "x86-64-v4") return &kAttentionV4;
-  return target == "x86-64-v3" ? &kAttentionV3 : nullptr;
-}
+const AttentionLoops* attention_loops(std::string_view target) { return loops_for(target, kAttentionLevels); }
 
 namespace {
 

@@ -18,6 +18,7 @@
 #include "worker/targets/cpu/compiled/attention/attention_runner.h"
 #include "worker/targets/cpu/compiled/kernel_runner.h"
 #include "worker/targets/cpu/compiled/testing/elements.h"
+#include "worker/targets/cpu/loops/host.h"
 
 // Compares attention by both sets of loops with the formula in double precision: sizes that do not fill a block, shared
 // heads, masks, strides, half precision, keys split into pieces.
@@ -278,8 +279,7 @@ class Bench {
 
 std::vector<std::pair<std::string, const AttentionLoops*>> all_loops() {
   std::vector<std::pair<std::string, const AttentionLoops*>> loops;
-  if (attention_loops(host_target()) != nullptr) loops.emplace_back("v3", &kAttentionV3);
-  if (attention_loops(host_target()) == &kAttentionV4) loops.emplace_back("v4", &kAttentionV4);
+  for (const auto& level : loops_of_host(kAttentionLevels)) loops.emplace_back(level.target, level.loops);
   return loops;
 }
 
