@@ -1,14 +1,13 @@
 """A part of all ops in all dtypes, a different one for each commit. matrix.json states the expected outcomes, and how
 much must be compared. `bazel run //tests/ops:matrix` runs all of it."""
 
-import os
 import random
 from collections import Counter
 from pathlib import Path
 
 import matrix
 import pytest
-from commit import commit_number
+from commit import chosen_seed
 from harness import load_table
 
 UNITS = 24  # of about 700; takes a minute
@@ -29,7 +28,7 @@ if "AuthenticAMD" in Path("/proc/cpuinfo").read_text():
         EXPECTED["reasons"]["ops"][f"{name} complex128"] = "rounding"
 
 
-SEED = int(os.environ.get("TORCH_REMOTE_TEST_SEED") or commit_number())
+SEED = chosen_seed()
 CHOSEN = random.Random(SEED).sample(matrix.units(), UNITS)
 
 
