@@ -33,3 +33,9 @@ def commit() -> str:
 def commit_number() -> int:
     """The first 28 bits of the commit's hash."""
     return int(commit()[:7], 16)
+
+
+def chosen_seed(seeds_per_commit: int = 1) -> int:
+    """The first seed of a test: TORCH_REMOTE_TEST_SEED, or one that differs from commit to commit."""
+    given = os.environ.get("TORCH_REMOTE_TEST_SEED")
+    return int(given) if given else commit_number() * seeds_per_commit

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <random>
 
+#include "ir/testing/fuzz.h"
 #include "ir/testing/random_graph.h"
 #include "remote/capture/capture.h"
 #include "remote/capture/capture_format.h"
@@ -121,17 +122,15 @@ Status read_all(Bytes bytes) {
 }
 
 TEST(CaptureFuzz, DamagedCapturesGiveErrors) {
-  const char* const setting = std::getenv("FUZZ_SECONDS");
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(setting ? std::atoi(setting) : 0);
-  const char* const chosen = std::getenv("TORCH_REMOTE_TEST_SEED");
-  const uint64_t first = chosen ? std::strtoull(chosen, nullptr, 10) : uint64_t{std::random_device()()} << 20;
+  const ir::testing::FuzzOptions options = ir::testing::fuzz_options();
+  const auto end = std::chrono::steady_clock::now() + options.time.value_or(std::chrono::seconds(0));
   const auto more = [&](uint64_t seed) {
-    return setting ? std::chrono::steady_clock::now() < end : seed < first + 300;
+    return options.time.has_value() ? std::chrono::steady_clock::now() < end : seed < options.seed + 300;
   };
   std::string name = testing::TempDir() + "capture_fuzz_XXXXXX";
   ASSERT_GE(mkstemp(name.data()), 0);
   size_t tried = 0, accepted = 0;
-  for (uint64_t seed = first; more(seed) && !HasFailure(); ++seed) {
+  for (uint64_t seed = options.seed; more(seed) && !HasFailure(); ++seed) {
     SCOPED_TRACE("again with TORCH_REMOTE_TEST_SEED=" + std::to_string(seed));
     Rng rng(seed);
     write_random_session(rng, name);

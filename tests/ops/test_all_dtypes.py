@@ -1,14 +1,13 @@
 """A part of all ops in all dtypes, a different one for each commit. matrix.json states the expected outcomes, and how
 much must be compared. `bazel run //tests/ops:matrix` runs all of it."""
 
-import os
 import random
 from collections import Counter
 from pathlib import Path
 
 import matrix
 import pytest
-from commit import commit_number
+from commit import chosen_seed
 from harness import load_table
 
 UNITS = 24  # of about 700; takes a minute
@@ -32,7 +31,7 @@ if "AuthenticAMD" in Path("/proc/cpuinfo").read_text():
 # Another torch has ops that were not measured.
 ACCEPTED_IF_NOT_MEASURED = "" if matrix.is_measured() else "=*"
 
-SEED = int(os.environ.get("TORCH_REMOTE_TEST_SEED") or commit_number())
+SEED = chosen_seed()
 CHOSEN = random.Random(SEED).sample(matrix.units(), UNITS)
 
 

@@ -1,10 +1,9 @@
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <random>
 #include <string>
 
 #include "gtest/gtest.h"
+#include "ir/testing/fuzz.h"
 #include "tests/random_programs/graph_properties.h"
 
 // Checks a number of inputs, or inputs for FUZZ_SECONDS, from a random seed or TORCH_REMOTE_TEST_SEED on.
@@ -15,14 +14,9 @@ constexpr uint64_t kInputs = 3000;
 
 Tally run(std::string (*check)(uint64_t seed, Tally* tally)) {
   using Clock = std::chrono::steady_clock;
-  const char* const seconds = std::getenv("FUZZ_SECONDS");
-  const char* const chosen = std::getenv("TORCH_REMOTE_TEST_SEED");
+  auto [seed, time] = ir::testing::fuzz_options();
   // Each of the two tests gets half of the time.
-  const auto end = Clock::now() + std::chrono::milliseconds(seconds == nullptr ? 0 : 500 * std::atoll(seconds));
-  uint64_t seed = uint64_t{std::random_device()()} << 20;
-  if (chosen != nullptr) seed = std::strtoull(chosen, nullptr, 10);
-  std::printf("again with TORCH_REMOTE_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
-  std::fflush(stdout);  // so that the seed is printed even after a crash
+  const auto end = Clock::now() + std::chrono::milliseconds(time.value_or(std::chrono::seconds(0))) / 2;
   Tally tally;
   std::string wrong;
   do {

@@ -1,14 +1,11 @@
 """A short run of the compiled random programs; `compiled_programs.py --count 1000` is a longer one."""
 
-import os
-
-from commit import commit_number
+from commit import chosen_seed
 from compiled_programs import check, function_of
 
 PROGRAMS = 60
 # The seed of the first program. Without one, each commit runs different programs.
-SEED = os.environ.get("TORCH_REMOTE_TEST_SEED")
-FIRST = int(SEED) if SEED else commit_number() * 1000
+FIRST = chosen_seed(seeds_per_commit=1000)
 # Minimum number of programs with gradients (132 of 500 have some). Maximum number of programs in which torch's own
 # capture differs from eager code (15 of 500).
 LEAST_GRADIENTS = 3

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from commit import commit_number
+from commit import chosen_seed
 from generator import generate
 from program import Program, Step, compare, explained_programs, run_program, with_variants, without_orphans
 from random_programs import first_failure
@@ -15,8 +15,7 @@ from random_programs import first_failure
 PROGRAMS = 100
 GROUP = 20
 # The seed of the first program. Without one, each commit runs different programs.
-SEED = os.environ.get("TORCH_REMOTE_TEST_SEED")
-FIRST = int(SEED) if SEED else commit_number() * 1000
+FIRST = chosen_seed(seeds_per_commit=1000)
 REGRESSION = range(40)  # always run
 DEVICES = int(os.environ.get("TORCH_REMOTE_TEST_DEVICES", "1"))
 # Minimum share of traces that find an existing program. A variant of a program is the same trace.

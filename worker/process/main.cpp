@@ -125,6 +125,31 @@ Status serve_stdio(const ServerOptions& options) {
   return serve(transport, options);
 }
 
+// Accepts what begins with an integer, which a unit may follow. Without it, CLI11 reads -5 as 2^64 - 5, and larger
+// numbers than 2^64 - 1 as that.
+CLI::Validator unsigned_integer(const std::string& fix) {
+  return CLI::Validator(
+      [fix](const std::string& text) {
+        uint64_t number = 0;
+        const bool good = std::from_chars(text.data(), text.data() + text.size(), number).ec == std::errc();
+        return good ? std::string() : "'" + text + "': write " + fix;
+      },
+      "");
+}
+
+// Accepts numbers from 0.01 to 86400. CLI::Range takes NaN, too.
+CLI::Validator seconds() {
+  return CLI::Validator(
+      [](const std::string& text) {
+        double value = 0;
+        const char* const end = text.data() + text.size();
+        const auto read = std::from_chars(text.data(), end, value);
+        const bool good = read.ec == std::errc() && read.ptr == end && value >= 0.01 && value <= 86400;
+        return good ? std::string() : "'" + text + "': write seconds, from 0.01 to 86400";
+      },
+      "");
+}
+
 void add_network_options(CLI::App& app, ListenOptions* options, std::string* token_file) {
   app.add_option("--token-file", *token_file,
                  "clients over a network must know the token in this file (16 bytes or more), and verify that the "
@@ -137,7 +162,7 @@ void add_network_options(CLI::App& app, ListenOptions* options, std::string* tok
     app.add_option_function<double>(
            name, [value](double seconds) { *value = std::chrono::milliseconds(static_cast<int64_t>(1000 * seconds)); },
            what)
-        ->check(CLI::Range(0.01, 86400.0))
+        ->check(seconds())
         ->default_str(std::to_string(value->count() / 1000));
   };
   milliseconds("--lease", &options->lease, "seconds that a session waits for a client whose connection broke");
@@ -255,11 +280,12 @@ int run(int argc, char** argv, const std::vector<Target>& targets) {
              ". With --listen also several, with commas between: each session gets the device with the fewest sessions")
       ->default_str(targets.front().name);
   app.add_option("--threads", options.threads, "threads of a session's runner; 0: its default")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(0, 4096));
   auto* limit = app.add_option("--memory-limit", options.memory_limit,
                                "bytes of a session's tensors (8G, 500M); 0: what the machine has; default: with "
                                "--listen, on a CPU, 80 % of that")
-                    ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
+                    ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
+                    ->transform(unsigned_integer("8G, 500M, or 0 for what the machine has"));  // runs first
   std::string folder;
   auto* allows_files = app.add_option("--allow-files", folder,
                                       "clients may load files of this folder (torch.remote.load_file); without a "
@@ -275,7 +301,8 @@ int run(int argc, char** argv, const std::vector<Target>& targets) {
                                    "other ranks (torch.distributed); default: with --listen none, else "
                                    "TORCH_REMOTE_PEER_HOST or 127.0.0.1");
   auto* most = app.add_option("--max-sessions", listening.max_sessions,
-                              "clients at once, with --listen; 0: any number; default: twice the cores, 16 at least");
+                              "clients at once, with --listen; 0: any number; default: twice the cores, 16 at least")
+                   ->check(unsigned_integer("16, or 0 for any number"));
   int session = -1;
   app.add_option("--session-fd", session)->group("");  // For the processes that a listener starts.
   app.add_option(

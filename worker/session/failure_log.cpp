@@ -44,8 +44,9 @@ FailurePtr FailureLog::add(const LoadedProgram& program, const std::vector<int64
 }
 
 FailurePtr FailureLog::add_cancelled(uint64_t sequence) {
-  FailurePtr failure =
-      make({{ErrorCode::kOpFailed, "remote: cancelled by torch.remote.cancel()", "RuntimeError"}, 0, 0, sequence});
+  // A client sends the same message for both (python/torch_remote/integrations/ipython.py).
+  const char* const why = "remote: cancelled by torch.remote.cancel() or by the interrupt of a notebook cell";
+  FailurePtr failure = make({{ErrorCode::kOpFailed, why, "RuntimeError"}, 0, 0, sequence});
   failure->number = ++count_;
   failure->reported = true;
   return failure;

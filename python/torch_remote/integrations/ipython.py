@@ -34,8 +34,8 @@ _WAITING = "while waiting for the remote worker"  # as in frontend/device/device
 _FINISHED = f"{_WAITING}, which has finished the queued work now"
 _DROPPED = (
     "the work that this cell had queued was dropped. Tensors that it would have changed in place keep their "
-    'contents; reading another result of it raises "remote: cancelled by torch.remote.cancel()". All work of earlier '
-    "cells is done"
+    'contents; reading another result of it raises "remote: cancelled by torch.remote.cancel() or by the interrupt of '
+    'a notebook cell". All work of earlier cells is done'
 )
 _CONTINUES = (
     "the worker continues with the queued work, because some of it is from earlier cells; reads wait for it. "

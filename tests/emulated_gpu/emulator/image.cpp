@@ -22,6 +22,12 @@ namespace {
 constexpr const char* kTriple = "x86_64-unknown-linux-gnu";
 constexpr const char* kCpu = "x86-64-v3";
 
+// The kernel in a list, which may be const; nullptr: the list does not have it.
+auto* kernel_named(auto& kernels, std::string_view name) {
+  const auto found = std::ranges::find(kernels, name, &KernelImage::name);
+  return found == kernels.end() ? nullptr : &*found;
+}
+
 Status failed(const char* what, llvm::Error error) {
   return Status::internal("emulator: " + std::string(what) + ": " + llvm::toString(std::move(error)));
 }
@@ -109,7 +115,8 @@ Status Image::rewrite(llvm::StringRef bitcode, bool checked, uint64_t tag, std::
     llvm::orc::JITDylib* library = nullptr;
     if (Status status = image->link(nullptr, &library); !status) return status;
     for (const DeviceVariable& global : image->globals()) {
-      if (Status status = image->find(*library, global.image, &image->images_.emplace_back()); !status) return status;
+      if (Status status = image->find_symbol(*library, global.image, &image->images_.emplace_back()); !status)
+        return status;
     }
   }
   *rewritten = std::move(image);
@@ -138,31 +145,28 @@ Status Image::link(const KernelImage* only, llvm::orc::JITDylib** library) {
   return {};
 }
 
-Status Image::find(llvm::orc::JITDylib& library, const std::string& name, void** address) const {
+Status Image::find_symbol(llvm::orc::JITDylib& library, const std::string& name, void** address) const {
   auto found = jit_->lookup(library, name);
   if (!found) return failed("a symbol is missing", found.takeError());
   *address = found->toPtr<void*>();
   return {};
 }
 
-const KernelImage* Image::find(std::string_view kernel) const {
-  const auto found = std::ranges::find(rewritten_.kernels, kernel, &KernelImage::name);
-  return found == rewritten_.kernels.end() ? nullptr : &*found;
-}
+const KernelImage* Image::find(std::string_view kernel) const { return kernel_named(rewritten_.kernels, kernel); }
 
 Status Image::compile(std::string_view name, const KernelImage** compiled) {
-  auto* const kernel = const_cast<KernelImage*>(find(name));
+  KernelImage* const kernel = kernel_named(rewritten_.kernels, name);
   if (kernel == nullptr) return Status::invalid("emulator: the module has no kernel '" + std::string(name) + "'");
   if (kernel->run == nullptr) {
     llvm::orc::JITDylib* library = nullptr;
     if (Status status = link(kernel, &library); !status) return status;
     for (size_t i = 0; i < globals().size(); ++i) {
       void* place = nullptr;
-      if (Status status = find(*library, globals()[i].pointer, &place); !status) return status;
+      if (Status status = find_symbol(*library, globals()[i].pointer, &place); !status) return status;
       *static_cast<void**>(place) = addresses_[i];
     }
     void* address = nullptr;
-    if (Status status = find(*library, kRunPrefix + kernel->name, &address); !status) return status;
+    if (Status status = find_symbol(*library, kRunPrefix + kernel->name, &address); !status) return status;
     kernel->run = reinterpret_cast<void (*)(void* const*)>(address);
   }
   *compiled = kernel;

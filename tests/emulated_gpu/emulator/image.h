@@ -42,7 +42,7 @@ class Image {
   // Compiles and links a copy of the module without kernels, or with only one.
   Status link(const KernelImage* only, llvm::orc::JITDylib** library);
   // Looks up the address of a symbol.
-  Status find(llvm::orc::JITDylib& library, const std::string& name, void** address) const;
+  Status find_symbol(llvm::orc::JITDylib& library, const std::string& name, void** address) const;
 
   std::unique_ptr<llvm::orc::LLJIT> jit_;
   Rewritten rewritten_;

@@ -3,14 +3,11 @@
 `gpu_programs.py --count 10000` is a longer run.
 """
 
-import os
-
 import pytest
-from commit import commit_number
+from commit import chosen_seed
 from gpu_programs import Tally, explained_programs, run
 
-SEED = os.environ.get("TORCH_REMOTE_TEST_SEED")
-FIRST = int(SEED) if SEED else commit_number() * 1000
+FIRST = chosen_seed(seeds_per_commit=1000)
 PROGRAMS = 160
 GROUP = 20
 LEAST_STEPS = 300  # minimum number of compared steps per group

@@ -15,6 +15,7 @@
 #include <numeric>
 #include <random>
 
+#include "ir/testing/fuzz.h"
 #include "worker/targets/aten/kernels/fft.h"
 
 // FFTs write only to their own memory. MKL allocates its buffers with malloc, which this file replaces: while a
@@ -120,18 +121,12 @@ int posix_memalign(void** block, size_t alignment, size_t bytes) {
 namespace torch_remote::worker::aten {
 namespace {
 
-int64_t number_of(const char* variable, int64_t otherwise) {
-  const char* const text = std::getenv(variable);
-  return text == nullptr ? otherwise : std::strtoll(text, nullptr, 10);
-}
-
 // Random shapes, dims, strides and batches, with one large dim, for FUZZ_SECONDS (default 4).
 TEST(FftMemory, NothingOutsideOfBlocksIsTouched) {
   transform_dims_apart();
-  const int64_t seed = number_of("TORCH_REMOTE_TEST_SEED", std::random_device{}());
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(number_of("FUZZ_SECONDS", 4));
-  std::printf("again with TORCH_REMOTE_TEST_SEED=%lld\n", static_cast<long long>(seed));
-  std::mt19937_64 random(seed);
+  const ir::testing::FuzzOptions options = ir::testing::fuzz_options();
+  const auto end = std::chrono::steady_clock::now() + options.time.value_or(std::chrono::seconds(4));
+  std::mt19937_64 random(options.seed);
   const auto draw = [&](int64_t least, int64_t most) {
     return std::uniform_int_distribution<int64_t>(least, most)(random);
   };
