@@ -35,7 +35,8 @@ def test_compiled_ops_equal_cpu(remote, dtype, layout, ops):
     for op in ops:
         name = op_name(op)
         found = check_compiled(op, dtype, remote, report, layout)
-        wrong += not_as_listed(name, found, LISTED[form_name(dtype, layout)].get(name, {}))
+        if matrix.is_measured():
+            wrong += not_as_listed(name, found, LISTED[form_name(dtype, layout)].get(name, {}))
     wrong += report.failures()
     assert not wrong, "\n".join(wrong)
 

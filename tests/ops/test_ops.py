@@ -31,7 +31,9 @@ def test_ops_equal_cpu(device, names, layout):
         )
     if device.type == "remote":
         expected = {e for e in STRIDES_DIFFER if e.endswith(f", {layout}") and e.split(", ")[0] in names}
-        assert set(report.excused) == expected, "take what is not needed any more out of STRIDES_DIFFER"
+        assert set(report.excused) == expected or not matrix.is_measured(), (
+            "take what is not needed any more out of STRIDES_DIFFER"
+        )
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=str)
