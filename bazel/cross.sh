@@ -107,7 +107,7 @@ case $command in
     # The emulated GPU makes code for x86-64, and NVIDIA's library that assembles PTX is that of this machine.
     (($# > 0)) || set -- //ir/... //passes/... //remote/... //codegen/... -//codegen/gpu/... //worker/... -//worker/targets/cuda/...
     bazel_for_aarch64 test --build_tests_only --test_tag_filters=-torch --build_tag_filters=-torch \
-      --test_env=TORCH_REMOTE_CROSS_SYSROOT="$sysroot" --test_timeout=600,1800,3600,7200 -- "$@"
+      --test_env=CROSS_RUN_SYSROOT="$sysroot" --test_timeout=600,1800,3600,7200 -- "$@"
     ;;
   run) bazel/cross_run.sh "$@" ;;
   *) die "there is no command '$command'" ;;
