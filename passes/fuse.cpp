@@ -465,7 +465,7 @@ class Fuser {
   // they are faster than the library.
   bool is_skinny_matmul(const Node& node) const {
     const bool adds = node.opcode == ir::ops::aten_addmm;
-    if (!context_.worker.supports(GroupKind::kMatmul) || context_.target().starts_with("sm_") ||
+    if (!context_.worker.supports(GroupKind::kMatmul) || !context_.compiles_for_cpu() ||
         (node.opcode != ir::ops::aten_mm && !adds) || !may_be_fused(node)) {
       return false;
     }
@@ -484,7 +484,7 @@ class Fuser {
   bool is_library_matmul(const Node& node) const {
     const bool batches = node.opcode == ir::ops::aten_bmm || node.opcode == ir::ops::aten_baddbmm;
     const bool adds = node.opcode == ir::ops::aten_addmm || node.opcode == ir::ops::aten_baddbmm;
-    if (!context_.worker.supports(GroupKind::kMatmul) || context_.target().starts_with("sm_") ||
+    if (!context_.worker.supports(GroupKind::kMatmul) || !context_.compiles_for_cpu() ||
         (node.opcode != ir::ops::aten_mm && !adds && !batches) || !may_be_fused(node)) {
       return false;
     }
