@@ -36,6 +36,8 @@ SUMS = (
     torch.ops.aten.native_layer_norm,
 )
 CANCELED = 1e-13
+# CPU's kernels update the mean element by element. After an infinity it is infinite, and NaN after one more element.
+MOMENTS = (torch.ops.aten.var_mean, torch.ops.aten.std_mean)
 
 
 class Roundings(TorchDispatchMode):
@@ -66,6 +68,12 @@ class Roundings(TorchDispatchMode):
             args = tuple(a if written[i] else tree_map(self.with_errors, a) for i, a in enumerate(args))
             if func.overloadpacket == torch.ops.aten.prod:
                 args = (self.in_random_order(args[0], *args[1:2]), *args[1:])
+            if func.overloadpacket in MOMENTS:
+                dims = args[1] if len(args) > 1 else kwargs.get("dim")
+                x = args[0]
+                for dim in [dims] if dims is None or isinstance(dims, int | bool) else dims or [None]:
+                    x = self.in_random_order(x, None if isinstance(dim, bool) else dim)
+                args = (x, *args[1:])
         result = func(*args, **kwargs)
         tree_map(self.add_errors, result)
         if not schema.returns:  # in-place multi-tensor ops
