@@ -97,7 +97,7 @@ make_sysroot() {
 }
 
 install_tools
-[[ -x .venv/bin/python ]] || ./bazelw version >/dev/null
+[[ -x .venv/bin/python ]] || ./bazelw info workspace >/dev/null
 make_sysroot
 bazel_for_aarch64() { ./bazelw "$1" --config=aarch64 --run_under="$root/bazel/cross_run.sh" "${@:2}"; }
 case $command in
