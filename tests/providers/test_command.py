@@ -197,7 +197,7 @@ def test_a_listener_does_not_outlive_who_looks_after_it(environment):
         (["worker", "serve", "--lease", "nan"], "--lease nan: give seconds, more than 0"),
         (
             ["worker", "serve", "--background", "--lease", "100000"],
-            "--lease: '100000': write seconds, from 0.01 to 86400",
+            "--lease: '100000.0': write seconds, from 0.01 to 86400",
         ),
         (["worker", "serve", "--idle-timeout=-1"], "--idle-timeout -1: give seconds, more than 0"),
         (["worker", "serve", "--threads", "many"], "'--threads'"),
