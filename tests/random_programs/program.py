@@ -410,7 +410,7 @@ class Session:
                 is_late = True
                 self.synchronize()
                 is_late = False
-            self.crosses |= "to('cpu')" in step.code
+            self.crosses |= "to('cpu')" in step.code or ".cpu()" in step.code
             for name in step.defines:
                 value = self.variables.get(name)
                 if isinstance(value, torch.Tensor) and id(value) not in self.first_versions:
