@@ -168,13 +168,8 @@ class Decoder {
     graph_ = Graph{};
     if (Status status = ops(); !status) return status;
     graph_.params = program_.params();
-    // Flatbuffers' verifier checks the alignment of vectors, not of their elements, and its builder does not align
-    // empty vectors.
-    const std::span<const fbs::Expr> exprs = elements(program_.exprs());
-    if (!exprs.empty() && reinterpret_cast<uintptr_t>(exprs.data()) % alignof(fbs::Expr) != 0) {
-      return damaged("an expression is invalid");
-    }
-    for (const fbs::Expr& expr : exprs) {
+    if (!is_aligned(program_.exprs(), alignof(fbs::Expr))) return damaged("an expression is invalid");
+    for (const fbs::Expr& expr : elements(program_.exprs())) {
       graph_.exprs.push_back({static_cast<ExprKind>(expr.kind()), expr.a(), expr.b(), expr.value()});
     }
     for (const fbs::Buffer& buffer : elements(program_.buffers())) {
@@ -208,6 +203,12 @@ class Decoder {
   static uint32_t size(const flatbuffers::Vector<T>* vector) {
     return vector == nullptr ? 0 : vector->size();
   }
+  // Only for elements of 8 bytes: flatbuffers' verifier checks that vectors are aligned to 4 bytes, not their elements.
+  // Its builder does not align empty vectors.
+  template <typename T>
+  static bool is_aligned(const flatbuffers::Vector<T>* vector, size_t alignment) {
+    return size(vector) == 0 || reinterpret_cast<uintptr_t>(vector->Data()) % alignment == 0;
+  }
 
   Status ops() {
     const auto* names = program_.ops();
@@ -217,6 +218,7 @@ class Decoder {
       if (op->op() >= opaque.size() || opaque[op->op()] != nullptr) return damaged("a signature belongs to no op");
       opaque[op->op()] = op;
     }
+    if (!is_aligned(program_.op_hashes(), alignof(uint64_t))) return damaged("the hashes of its ops are invalid");
     std::vector<uint64_t> hashes(opaque.size());
     for (uint32_t i = 0; i < std::min<size_t>(hashes.size(), size(program_.op_hashes())); ++i) {
       hashes[i] = program_.op_hashes()->Get(i);

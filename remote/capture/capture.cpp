@@ -33,14 +33,6 @@ std::optional<CapturedError> captured(const wire::Error* error) {
   return CapturedError{wire::to_status(*error), error->program(), error->record(), error->sequence()};
 }
 
-// The flatbuffers verifier does not check the alignment of a vector's elements.
-std::vector<int64_t> copied(const flatbuffers::Vector<int64_t>* vector) {
-  if (vector == nullptr || vector->size() == 0) return {};
-  std::vector<int64_t> result(vector->size());
-  std::memcpy(result.data(), vector->Data(), result.size() * sizeof(int64_t));
-  return result;
-}
-
 std::string text(const flatbuffers::String* string) { return string ? string->str().substr(0, 200) : std::string(); }
 
 class MappedFile : public CaptureReader {
@@ -373,7 +365,7 @@ Status CaptureReader::run(const Chunk& chunk, uint64_t sequence, bool wants_repl
   }
   if (reply) {
     run.has_reply = true;
-    run.result_words = copied(reply->result_words());
+    run.result_words = wire::elements(reply->result_words());
     run.error = captured(reply->error());
   }
   event->what = std::move(run);
@@ -392,8 +384,8 @@ Status CaptureReader::read(const Chunk& chunk, uint64_t sequence, CaptureEvent* 
   if (!message) return damaged(chunk.offset, "a read is invalid");
   ReadEvent read{message->buffer(),
                  message->item_size(),
-                 copied(message->sizes()),
-                 copied(message->strides()),
+                 wire::elements(message->sizes()),
+                 wire::elements(message->strides()),
                  message->offset(),
                  false,
                  {},

@@ -2,6 +2,7 @@
 
 #include "remote/client/channel.h"
 #include "remote/client/read_view.h"
+#include "remote/wire/message.h"
 
 namespace torch_remote::remote {
 
@@ -17,13 +18,12 @@ Status Checkpoint::begin(const KeepWaiting& keep_waiting, bool* created, std::ve
   const auto* reply = flatbuffers::GetRoot<wire::SynchronizeReply>(frame.control.data());  // verified on receipt
   *created = reply->checkpoint_created();
   buffers->clear();
-  if (reply->checkpoint_buffers() == nullptr || reply->checkpoint_bytes() == nullptr) return {};
-  if (reply->checkpoint_buffers()->size() != reply->checkpoint_bytes()->size()) {
+  const std::vector<uint64_t> ids = wire::elements(reply->checkpoint_buffers());
+  const std::vector<uint64_t> bytes = wire::elements(reply->checkpoint_bytes());
+  if (ids.size() != bytes.size()) {
     return Status::invalid("remote: the worker's list of a checkpoint's buffers is invalid");
   }
-  for (uint32_t i = 0; i < reply->checkpoint_buffers()->size(); ++i) {
-    buffers->push_back({reply->checkpoint_buffers()->Get(i), reply->checkpoint_bytes()->Get(i)});
-  }
+  for (size_t i = 0; i < ids.size(); ++i) buffers->push_back({ids[i], bytes[i]});
   return {};
 }
 

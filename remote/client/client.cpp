@@ -6,6 +6,7 @@
 #include "remote/client/channel.h"
 #include "remote/client/event_log.h"
 #include "remote/wire/delta.h"
+#include "remote/wire/message.h"
 
 namespace torch_remote::remote {
 namespace {
@@ -212,8 +213,7 @@ Status Client::wait_results(uint64_t ticket, ResultWords* result_words, const Ke
   Frame frame;
   if (Status status = channel_->wait(ticket, keep_waiting, &frame, error); !status) return status;
   const auto* reply = flatbuffers::GetRoot<wire::RunReply>(frame.control.data());  // verified on receipt
-  result_words->clear();
-  if (reply->result_words()) result_words->assign(reply->result_words()->begin(), reply->result_words()->end());
+  wire::assign(reply->result_words(), result_words);
   return {};
 }
 

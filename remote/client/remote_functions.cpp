@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "remote/client/channel.h"
+#include "remote/wire/message.h"
 
 namespace torch_remote::remote {
 
@@ -36,7 +37,7 @@ Status RemoteFunctions::wait(uint64_t ticket, const KeepWaiting& keep_waiting, C
     const auto bytes = frame.attachment->bytes();
     result->answer.assign(bytes.begin(), bytes.end());
   }
-  if (reply->sizes()) result->sizes.assign(reply->sizes()->begin(), reply->sizes()->end());
+  wire::assign(reply->sizes(), &result->sizes);
   if (result->sizes.size() <= kMaxResults) return {};
   return Status::internal("remote: a call returned " + std::to_string(result->sizes.size()) +
                           " results; the limit is " + std::to_string(kMaxResults));

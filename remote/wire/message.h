@@ -1,7 +1,10 @@
 #pragma once
 
+#include <cstring>
 #include <span>
 #include <string>
+#include <type_traits>
+#include <vector>
 
 #include "ir/status.h"
 #include "remote/wire/wire_generated.h"
@@ -19,6 +22,22 @@ const T* verify(std::span<const uint8_t> control) {
 
 inline std::span<const uint8_t> bytes(const flatbuffers::Vector<uint8_t>* vector) {
   return vector ? std::span<const uint8_t>(vector->data(), vector->size()) : std::span<const uint8_t>();
+}
+
+// Copies `vector`, which may be absent, into `*copy`, a container of T. Other reads are invalid for elements of 8
+// bytes, because `verify` checks the alignment of a vector, but not of its elements.
+template <class T, class Container>
+void assign(const flatbuffers::Vector<T>* vector, Container* copy) {
+  static_assert(std::is_same_v<typename Container::value_type, T>);
+  copy->resize(vector ? vector->size() : 0);
+  if (!copy->empty()) std::memcpy(copy->data(), vector->Data(), copy->size() * sizeof(T));
+}
+
+template <class T>
+std::vector<T> elements(const flatbuffers::Vector<T>* vector) {
+  std::vector<T> copy;
+  assign(vector, &copy);
+  return copy;
 }
 
 // Never returns ok: an error without a known code becomes kInternal.

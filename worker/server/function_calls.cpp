@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "remote/wire/message.h"
 #include "worker/device/no_memory.h"
 #include "worker/server/messages.h"
 
@@ -34,8 +35,8 @@ FailurePtr FunctionCalls::start(const wire::CallFunction& message, const Frame& 
   for (size_t i = 0; i < count; ++i) {
     const wire::CallInput* input = message.inputs()->Get(static_cast<flatbuffers::uoffset_t>(i));
     View& view = views[i];
-    view.sizes = elements(input->sizes());
-    view.strides = elements(input->strides());
+    view.sizes = wire::elements(input->sizes());
+    view.strides = wire::elements(input->strides());
     view.request = {input->buffer(), input->item_size(), view.sizes, view.strides, input->offset()};
     if (FailurePtr failure = session_.locate(view.request, sequence, &view.located)) return failure;
     if (__builtin_add_overflow(total, view.located.nbytes, &total)) return refuse(no_memory_for("a call"));

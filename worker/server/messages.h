@@ -1,11 +1,9 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "ir/status.h"
 #include "remote/wire/wire_generated.h"
@@ -16,13 +14,6 @@ namespace torch_remote::worker {
 
 inline Status damaged(const char* what) {
   return Status::invalid(std::string("remote: the client sent a damaged ") + what + " message");
-}
-
-// Copies, because flatbuffers' verifier checks the alignment of a vector, but not of its elements.
-inline std::vector<int64_t> elements(const flatbuffers::Vector<int64_t>* vector) {
-  std::vector<int64_t> copy(vector ? vector->size() : 0);
-  if (!copy.empty()) std::memcpy(copy.data(), vector->Data(), copy.size() * sizeof(int64_t));
-  return copy;
 }
 
 // The failure of a message, outside of any program.

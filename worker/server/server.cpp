@@ -299,7 +299,7 @@ Status Server::handle(const wire::Free& message, Frame& frame) {
 
 Status Server::handle(const wire::Read& message, Frame& frame) {
   const uint64_t sequence = frame.header.sequence;
-  const std::vector<int64_t> sizes = elements(message.sizes()), strides = elements(message.strides());
+  const std::vector<int64_t> sizes = wire::elements(message.sizes()), strides = wire::elements(message.strides());
   ReadRequest request{message.buffer(), message.item_size(), sizes, strides, message.offset(), message.speculative()};
   Session::Located located;
   FailurePtr failure = message.checkpoint() ? session_.locate_in_checkpoint(request.buffer, sequence, &located)
