@@ -24,11 +24,10 @@ debian=(
   libbz2-1.0 liblzma5 libssl3 libcrypt1 libuuid1 libsqlite3-0
 )
 # Of torch, CUDA's libraries are left out. `cuda_stubs` makes empty ones in their place.
-torch=$(sed -n 's/^torch==//p' requirements.txt)
+pinned() { sed -n "s/^\($1==[^ ]*\).*/\1/p" requirements/torch.txt requirements/run.lock; }
 python=(
-  "torch==$torch" "numpy==$(sed -n 's/^numpy==//p' requirements.txt)" "scipy==$(sed -n 's/^scipy==//p' requirements.txt)"
-  "scikit-learn==$(sed -n 's/^scikit-learn==//p' requirements.txt)" nvidia-cuda-runtime==13.0.96
-  typing_extensions sympy==1.14.0 mpmath networkx jinja2 MarkupSafe fsspec filelock joblib threadpoolctl
+  "$(pinned torch)" "$(pinned numpy)" "$(pinned scipy)" "$(pinned scikit-learn)" nvidia-cuda-runtime==13.0.96
+  typing_extensions "$(pinned sympy)" mpmath networkx jinja2 MarkupSafe fsspec filelock joblib threadpoolctl
   cloudpickle expecttest narwhals
 )
 

@@ -155,7 +155,7 @@ py::dict machine(int device) {
     description = connection.description();
   }
   py::dict all;
-  all["targets"] = info.targets;
+  all["targets"] = info.capabilities.targets;
   all["description"] = description;
   all["processor"] = info.processor;
   all["cores"] = info.cores;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ir/dtype.h"
@@ -19,6 +20,10 @@ struct Capabilities {
   uint32_t threads = 0;          // threads of the worker's kernels; 0: one for each core
   std::string library_versions;  // versions of libraries that affect results: "ATen 2.13.0"
 
+  // The target that kernels are compiled for; empty if there is none.
+  std::string_view target() const { return targets.empty() ? std::string_view() : targets[0]; }
+  bool compiles_for_gpu() const { return target().starts_with("sm_"); }
+  bool compiles_for_cpu() const { return !targets.empty() && !compiles_for_gpu(); }
   bool supports(GroupKind kind) const { return group_kind_mask >> static_cast<uint32_t>(kind) & 1; }
   bool supports(DType dtype) const { return dtype_mask >> static_cast<uint32_t>(dtype) & 1; }
 };

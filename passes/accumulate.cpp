@@ -159,7 +159,7 @@ class Accumulator {
 
 Status accumulate(Graph& graph, const PassContext& context) {
   graph.drop_groups();
-  if (!context.fusion || !context.compiles_for_cpu()) return {};
+  if (!context.fusion || !context.worker.compiles_for_cpu()) return {};
   std::vector<int64_t> values;
   if (context.sample.size() == graph.params) {
     if (Status status = ir::evaluate(graph, context.sample.data(), &values); !status.ok()) return status;

@@ -269,7 +269,7 @@ class Fuser {
   bool may_be_fused(const Node& node) const {
     if (!has_only_declared_effects(ir::op_desc(node.opcode))) return false;
     // A worker without a kernel for the node would execute the whole group node by node.
-    if (context_.target().starts_with("sm_") && ir::is_sequential(ir::expansion_of(node.opcode))) return false;
+    if (context_.worker.compiles_for_gpu() && ir::is_sequential(ir::expansion_of(node.opcode))) return false;
     bool dtypes = true;
     ir::for_each_view(node, [&](uint32_t view, bool) {
       dtypes &= !graph_.views[view].dynamic && context_.worker.supports(graph_.views[view].dtype);
@@ -465,7 +465,7 @@ class Fuser {
   // they are faster than the library.
   bool is_skinny_matmul(const Node& node) const {
     const bool adds = node.opcode == ir::ops::aten_addmm;
-    if (!context_.worker.supports(GroupKind::kMatmul) || !context_.compiles_for_cpu() ||
+    if (!context_.worker.supports(GroupKind::kMatmul) || !context_.worker.compiles_for_cpu() ||
         (node.opcode != ir::ops::aten_mm && !adds) || !may_be_fused(node)) {
       return false;
     }
@@ -484,7 +484,7 @@ class Fuser {
   bool is_library_matmul(const Node& node) const {
     const bool batches = node.opcode == ir::ops::aten_bmm || node.opcode == ir::ops::aten_baddbmm;
     const bool adds = node.opcode == ir::ops::aten_addmm || node.opcode == ir::ops::aten_baddbmm;
-    if (!context_.worker.supports(GroupKind::kMatmul) || !context_.compiles_for_cpu() ||
+    if (!context_.worker.supports(GroupKind::kMatmul) || !context_.worker.compiles_for_cpu() ||
         (node.opcode != ir::ops::aten_mm && !adds && !batches) || !may_be_fused(node)) {
       return false;
     }

@@ -213,13 +213,14 @@ class Layout {
 Status layout(Graph& graph, const PassContext& context) {
   graph.drop_groups();
   // The costs are those of oneDNN on x86-64.
-  if (!context.fusion || !context.target().starts_with("x86-64") || context.sample.size() != graph.params) return {};
+  if (!context.fusion || !context.worker.target().starts_with("x86-64") || context.sample.size() != graph.params)
+    return {};
   const bool convolves =
       std::ranges::any_of(graph.nodes, [](const Node& node) { return node.opcode == ir::ops::aten_convolution; });
   if (!convolves) return {};
   std::vector<int64_t> values;
   if (Status status = ir::evaluate(graph, context.sample.data(), &values); !status.ok()) return status;
-  Layout(graph, std::move(values), context.target() == "x86-64-v4").run();
+  Layout(graph, std::move(values), context.worker.target() == "x86-64-v4").run();
   return {};
 }
 

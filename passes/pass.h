@@ -27,10 +27,6 @@ struct PassContext {
   // to decide what is correct. Empty if they are unknown.
   std::span<const int64_t> sample;
 
-  // The target that kernels are compiled for; empty if there is none.
-  std::string_view target() const { return worker.targets.empty() ? std::string_view() : worker.targets[0]; }
-  // Whether kernels are compiled for a CPU.
-  bool compiles_for_cpu() const { return !target().empty() && !target().starts_with("sm_"); }
   // The value of an option that the pipeline lists: the user's, or the default.
   int64_t option(std::string_view name) const;
   bool wants(std::string_view pass) const;

@@ -55,7 +55,7 @@ int64_t PassContext::option(std::string_view name) const {
 }
 
 bool PassContext::wants(std::string_view pass) const {
-  if (deterministic && !target().starts_with("sm_")) {
+  if (deterministic && !worker.compiles_for_gpu()) {
     if (const Pass* known = find_pass(pass); known != nullptr && known->bits_depend_on_other_ops) return false;
   }
   const auto found = options.find(pass);

@@ -244,8 +244,7 @@ remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept {
       stop(connection);
       client = nullptr;
     } else {
-      const std::vector<std::string> targets = client->connection().machine().targets;
-      s.on_cpu[device] = !targets.empty() && !targets[0].starts_with("sm_");
+      s.on_cpu[device] = client->connection().machine().capabilities.compiles_for_cpu();
       if (s.observer != nullptr) s.observer->connected(device, *client);
     }
     finish_connect(device, std::move(connection), client);

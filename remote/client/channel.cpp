@@ -70,9 +70,10 @@ Status Channel::connect(const KeepWaiting& keep_waiting) {
   runners_ = reply->runner_description() ? reply->runner_description()->str() : "worker";
   process_ = static_cast<int>(reply->process());
   peer_ = transport->peer_process();
-  if (const wire::Capabilities* sent = reply->capabilities()) capabilities_ = decode(*sent);
-  machine_ = {reply->processor() ? reply->processor()->str() : "", reply->cores(), reply->memory(),
-              capabilities_.targets};
+  if (const wire::Capabilities* sent = reply->capabilities()) machine_.capabilities = decode(*sent);
+  machine_.processor = reply->processor() ? reply->processor()->str() : "";
+  machine_.cores = reply->cores();
+  machine_.memory = reply->memory();
   return {};
 }
 

@@ -35,7 +35,8 @@ class Channel {
   Channel(std::unique_ptr<Transport> connected, BuildFunction build)
       : transport(std::move(connected)),
         replies(*transport, programs),
-        outbox(*transport, replies, std::move(build), capabilities_, counters.bytes_sent, counters.programs_built) {}
+        outbox(*transport, replies, std::move(build), machine_.capabilities, counters.bytes_sent,
+               counters.programs_built) {}
   // Closes the session.
   ~Channel();
 
@@ -126,7 +127,6 @@ class Channel {
   uint64_t session_ = 0;
   std::string runners_;
   int process_ = 0, peer_ = 0;
-  ir::Capabilities capabilities_;
   MachineInfo machine_;
 
   std::vector<uint64_t> freed_ids_now_;   // the last frees that were taken; guarded by `order`

@@ -5,15 +5,17 @@
 #include <string>
 #include <vector>
 
+#include "ir/capabilities.h"
+
 // A worker reports this about its machine and its memory (wire.fbs: HelloReply, WorkerStats, Memory, MemoryReply).
 namespace torch_remote::remote {
 
 // The hardware that computes.
 struct MachineInfo {
-  std::string processor;             // "AMD EPYC 7R13 Processor"
-  uint32_t cores = 0;                // number of cores that the worker may use
-  uint64_t memory = 0;               // bytes that the worker may use
-  std::vector<std::string> targets;  // targets of compiled kernels: "sm_90"
+  std::string processor;          // "AMD EPYC 7R13 Processor"
+  uint32_t cores = 0;             // number of cores that the worker may use
+  uint64_t memory = 0;            // bytes that the worker may use
+  ir::Capabilities capabilities;  // what it does in addition to executing single ops
 };
 
 // Statistics of one quantity: its current value, its peak, and the totals allocated and freed.

@@ -12,6 +12,7 @@ import os
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torchgen
 from torchgen.gen import parse_native_yaml
@@ -68,10 +69,10 @@ class Overload:
     kind: SchemaKind
     args: list[Arg]
     results: list[Result]
-    tags: frozenset[str]
-    composite: bool  # CompositeImplicit: torch decomposes it before any backend sees it
-    view: bool
-    structured: bool  # has an at::meta:: function
+    tags: frozenset[str] = frozenset()
+    composite: bool = False  # CompositeImplicit: torch decomposes it before any backend sees it
+    view: bool = False
+    structured: bool = False  # has an at::meta:: function
     siblings: dict[SchemaKind, str] = field(default_factory=dict)  # by kind, itself included
 
     @property
@@ -121,6 +122,11 @@ def _arguments(func: FunctionSchema) -> tuple[list[Arg], list[Result]]:
     return args, results
 
 
+def _from_schema(name: str, schema: str, func: FunctionSchema, **properties: Any) -> Overload:
+    args, results = _arguments(func)
+    return Overload(name=name, schema=schema, kind=func.kind(), args=args, results=results, **properties)
+
+
 def own_overload(schema: str) -> Overload:
     """The overload for a schema of this project's own, "remote::name(Tensor a, ...) -> ..."; raises ValueError."""
     namespace, found, rest = schema.partition("::")
@@ -130,32 +136,17 @@ def own_overload(schema: str) -> Overload:
         func = FunctionSchema.parse(rest)
     except Exception as error:  # torchgen asserts
         raise ValueError(str(error)) from None
-    args, results = _arguments(func)
     name = f"{namespace}::{func.name}"
-    return Overload(
-        name=name,
-        schema=f"{namespace}::{func}",
-        kind=func.kind(),
-        args=args,
-        results=results,
-        tags=frozenset(),
-        composite=False,
-        view=False,
-        structured=False,
-        siblings={func.kind(): name},
-    )
+    return _from_schema(name, f"{namespace}::{func}", func, siblings={func.kind(): name})
 
 
 def _overload(function: NativeFunction, cpu_kernels: BackendIndex) -> Overload:
     func = function.func
     structured = function.structured or function.structured_delegate is not None
-    args, results = _arguments(func)
-    return Overload(
-        name=str(func.name),
-        schema="aten::" + str(func),
-        kind=func.kind(),
-        args=args,
-        results=results,
+    return _from_schema(
+        str(func.name),
+        f"aten::{func}",
+        func,
         tags=frozenset(function.tags),
         # A few composite ops have a CPU kernel and an autograd formula, too (silu_backward), and can be captured.
         composite=function.has_composite_implicit_autograd_kernel
@@ -171,24 +162,13 @@ def _follow_older_torch(path: Path, overloads: dict[str, Overload], groups: dict
     for schema in tomllib.loads(path.read_text(encoding="utf-8"))["schemas"]:
         func = FunctionSchema.parse(schema.removeprefix("aten::"))
         name = str(func.name)
-        args, results = _arguments(func)
         if name in overloads:
-            overloads[name].schema, overloads[name].args, overloads[name].results = schema, args, results
+            overloads[name].schema = schema
+            overloads[name].args, overloads[name].results = _arguments(func)
             continue
         siblings = groups.setdefault(str(func.signature()), {})
         siblings[func.kind()] = name
-        overloads[name] = Overload(
-            name=name,
-            schema=schema,
-            kind=func.kind(),
-            args=args,
-            results=results,
-            tags=frozenset(),
-            composite=False,
-            view=False,
-            structured=False,
-            siblings=siblings,
-        )
+        overloads[name] = _from_schema(name, schema, func, siblings=siblings)
 
 
 def load_overloads(older_schemas: Path) -> dict[str, Overload]:
