@@ -48,14 +48,14 @@ make_system() {
 }
 
 debian() {
-  debootstrap --variant=minbase --include="$2" "$1" "$folder" http://deb.debian.org/debian
+  debootstrap --variant=minbase --include="git,$2" "$1" "$folder" http://deb.debian.org/debian
 }
 
 ubuntu() {
   local keys=usr/share/keyrings/ubuntu-archive-keyring.gpg mirror=http://archive.ubuntu.com/ubuntu
   keys=$(find "/$keys" "$cache/debian-13/$keys" 2>/dev/null | head -n 1 || true)
   [[ -n $keys ]] || die "Ubuntu's keys are missing: install the package ubuntu-keyring, or make the system debian:13 first, which has it"
-  debootstrap --variant=minbase --include=ca-certificates --components=main,universe --keyring="$keys" "$1" "$folder" "$mirror" gutsy
+  debootstrap --variant=minbase --include=ca-certificates,git --components=main,universe --keyring="$keys" "$1" "$folder" "$mirror" gutsy
   printf "deb $mirror %s main universe\n" "$1" "$1-updates" > "$folder/etc/apt/sources.list"
 }
 

@@ -20,7 +20,7 @@ targets=("$@")
 # torchvision is built for one version of torch, and exists for CUDA's builds of it.
 declare -A torchvision=([2.14.1]=0.29.1)
 
-failed=() checkouts=()
+failed=() pythons=(.venv/bin/python)
 for version in "${versions[@]}"; do
   folder=${XDG_CACHE_HOME:-$HOME/.cache}/torch-remote/versions/$version
   if [[ -e $folder/.git ]]; then
@@ -36,9 +36,12 @@ for version in "${versions[@]}"; do
   [[ -z ${torchvision[$version]:-} ]] || its_targets+=(//tests/integrations:test_torchvision)
   (cd "$folder" && ./bazelw test --config=ci --test_env=TORCH_REMOTE_TEST_COMMIT="$(git rev-parse HEAD)" -- "${its_targets[@]}") ||
     failed+=("$version")
-  (cd "$folder" && ./bazelw build //:wheel && bazel shutdown) || failed+=("$version")
-  checkouts+=("$folder")
+  (cd "$folder" && bazel shutdown)
+  pythons+=("$folder/.venv/bin/python")
 done
-# Each client on each worker, this checkout's version included.
-./bazelw build //:wheel && python3 tests/package/pairs.py "$root" "${checkouts[@]}" || failed+=("in pairs")
+# Each client on each worker, this checkout's version included, from one wheel.
+package_version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' python/torch_remote/version.py)
+TORCH_REMOTE_TORCH=$(IFS=,; echo "${versions[*]}") ./bazelw build //:wheel &&
+  python3 tests/package/pairs.py bazel-bin/python/torch_remote/torch_remote-"$package_version"-*.whl "${pythons[@]}" ||
+  failed+=("in pairs")
 ((${#failed[@]} == 0)) || { echo "versions.sh: tests fail with torch ${failed[*]}" >&2; exit 1; }

@@ -11,7 +11,7 @@ namespace torch_remote::ir {
 namespace {
 
 // Grows when the meaning of a field in ir/program.fbs changes. A reader refuses every other version.
-constexpr uint32_t kFormatVersion = 6;
+constexpr uint32_t kFormatVersion = 7;
 
 constexpr size_t kMaxOpArgs = 512;
 constexpr size_t kMaxNameLength = 1024;
@@ -134,7 +134,7 @@ class Encoder {
     }
     std::vector<fbs::OpaqueResult> results;
     for (const ResultDesc& result : desc.results) {
-      results.emplace_back(static_cast<uint8_t>(result.kind), result.alias);
+      results.emplace_back(result.alias, static_cast<uint8_t>(result.kind));
     }
     const auto arg_vector = builder_.CreateVector(args);
     const auto result_vector = builder_.CreateVectorOfStructs(results);
@@ -261,10 +261,10 @@ class Decoder {
     std::vector<ResultDesc> results;
     for (const fbs::OpaqueResult& result : elements(op.results())) {
       if (result.kind() > static_cast<uint8_t>(ResultKind::kScalar)) return damaged("a result has an unknown kind");
-      if (result.alias() < -1 || result.alias() >= static_cast<int>(args.size())) {
+      if (result.alias() < -1 || result.alias() >= static_cast<int>(args.size()) || result.alias() > INT8_MAX) {
         return damaged("a result aliases something other than an argument");
       }
-      results.push_back({static_cast<ResultKind>(result.kind()), result.alias()});
+      results.push_back({static_cast<ResultKind>(result.kind()), static_cast<int8_t>(result.alias())});
     }
     return declare_opaque(name, args, results, op.flags(), opcode);
   }

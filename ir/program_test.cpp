@@ -119,7 +119,7 @@ fbs::ProgramT* described(fbs::ProgramT& program, const char* name, uint32_t flag
   auto arg = std::make_unique<fbs::OpaqueArgT>();
   arg->name = "self";
   op->args.push_back(std::move(arg));
-  op->results.emplace_back(0, -1);
+  op->results.emplace_back(-1, 0);
   program.opaque_ops.push_back(std::move(op));
   return &program;
 }
@@ -137,13 +137,13 @@ TEST(Program, AnOpOutsideTheTableIsRegisteredFromTheProgram) {
 
 TEST(Program, AResultThatIsNoArgumentIsRefused) {
   // All negative numbers would mean the same, but the text form has only one of them.
-  for (const int8_t alias : {1, 127, -2, -128}) {
-    static int8_t changed;
+  for (const int alias : {1, 127, 256, -2, -128, -257}) {
+    static int changed;
     changed = alias;
     const Status status = decode_changed([](fbs::ProgramT& program) {
-      described(program, "test::aliased", 0)->opaque_ops[0]->results[0] = fbs::OpaqueResult(0, changed);
+      described(program, "test::aliased", 0)->opaque_ops[0]->results[0] = fbs::OpaqueResult(changed, 0);
     });
-    EXPECT_EQ(status.code(), ErrorCode::kInvalid) << static_cast<int>(alias);
+    EXPECT_EQ(status.code(), ErrorCode::kInvalid) << alias;
   }
 }
 
