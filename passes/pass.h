@@ -11,8 +11,8 @@
 #include "ir/graph.h"
 
 // Optimizations over ir::Graph, one pass per file; the pipeline lists them in order. A pass is idempotent. It keeps the
-// graph's meaning for all parameters, because one graph serves all sizes: every surviving buffer and every written
-// input gets the same bytes.
+// graph's meaning for all parameters, because one graph serves all sizes. Every surviving buffer and every written
+// input gets the same bytes. Only passes with Pass::bits_depend_on_other_ops may change how results are rounded.
 namespace torch_remote::passes {
 
 // The input of passes in addition to the graph: the worker that the graph is for, and the user's choices.

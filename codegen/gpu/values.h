@@ -6,21 +6,23 @@
 #include "codegen/gpu/memory.h"
 #include "codegen/gpu/recipe.h"
 
-// The values of a kernel at the current position: scalars, or one value for each lane of each slot of the thread.
+// The values of a kernel that have been emitted at the current position. A value is a scalar, or vectors. A thread
+// holds `slots` vectors of `lanes` elements each (Recipe::slots, Recipe::vector in launch.h). "Lane" means an element
+// of such a vector here, not a lane of a warp.
 namespace torch_remote::codegen::gpu {
 
 class Values {
  public:
   Values(GpuOps& ops, Memory& memory, const Kernel& kernel, const cpu::Plan& plan, uint32_t lanes, size_t slots);
 
-  // Reductions are set from outside; `define` skips them.
+  // The caller emits reductions and sets them; `define` skips them.
   void set(uint32_t value, MlirValue scalar) { scalars_[value] = scalar; }
   void set_lanes(uint32_t value, size_t slot, MlirValues lanes) { lanes_[slot][value] = std::move(lanes); }
 
-  // Defines scalars, at a position of the outer column dim if there is one.
+  // Emits these values as scalars. `outer`: the position along the outer column dim, if there is one.
   void define(std::span<const uint32_t> values, MlirValue outer = {});
-  // Defines lanes, for each slot at its position. Values that are defined already are skipped. Loads come first. If
-  // they need few registers, the loads of several slots come together, so that they overlap.
+  // Emits these values as vectors; positions[i] is the position of slot i. Skips values that are emitted already. Loads
+  // come first. If they need few registers, loads of several slots are emitted together, so that they overlap.
   void define_lanes(std::span<const uint32_t> values, std::span<const EmitPosition> positions);
   void clear_lanes();
 

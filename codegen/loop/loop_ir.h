@@ -17,9 +17,9 @@
 //
 // A kernel computes *values* at the points of a domain of rows and columns. A value is a loaded element, arithmetic on
 // earlier values at the same point, or a reduction over all columns or all rows. The dims over which a value varies
-// follow from this definition. A *line* is all positions of the last column dim, at one
-// position of the other dims. All loads read the memory as it was before the kernel. Sizes, strides and
-// scalars are arguments, so one kernel serves all of them.
+// follow from this definition. A *line* is all positions of the last column dim, at one position of the other dims. All
+// loads read the memory as it was before the kernel. Sizes, strides and scalars are arguments, so one kernel serves all
+// of them.
 namespace torch_remote::codegen {
 
 inline constexpr uint32_t kMaxRows = 6;
@@ -208,9 +208,10 @@ inline constexpr int64_t kRunningBlock = 16;
 // To add up lanes, the upper half is added to the lower half until one lane is left. This is done first within each
 // groups[0] adjacent lanes, then within each groups[1], then over all that are left.
 //
-// Wide sums (`is_wide_sum`) are wider than their operand. A lane adds its elements of each `short_sum` consecutive k of
-// a block in f32, starting from 0. If the operand is a `mul`, its factors are added by fma. The upper half of the lanes
-// is added to the lower half until `wide_lanes` are left, and these are added to lanes of f64.
+// A wide sum (`is_wide_sum`) adds f32 elements and has an f64 result. A block is divided into ranges of `short_sum`
+// consecutive k. For each range, lanes of f32 add their elements, starting from 0. If the operand is a `mul`, fma adds
+// its product without rounding it. Then the upper half of these lanes is added to the lower half until `wide_lanes` are
+// left, and each of these is added to a lane of f64.
 struct Order {
   uint32_t lanes = 32;                      // a power of two
   uint32_t block = 4096;                    // a multiple of `lanes`

@@ -27,6 +27,8 @@ struct GroupEmitter {
     launch.remainder_columns = dims.remainder;
   }
 
+  // Returns the number of the kernel's operand for this access. If the kernel has no equal operand yet, adds one, with
+  // its binding. `node`: the node that accesses it.
   uint32_t operand(const ir::IterationDomain::Access& access, uint32_t node) {
     const ir::View& view = graph.views[access.part.view];
     Operand operand;
@@ -65,10 +67,9 @@ struct GroupEmitter {
     return static_cast<uint32_t>(launch.operands.size() - 1);
   }
 
-  // Stores the values that are used outside of the group. If a buffer is written several times, the last value is
-  // stored. An operand that must be zeroed first (Binding::needs_zero_fill) may only vary along the last column, with
-  // stride 1, and along its indexed dim. Otherwise the result is false, because the code that sets it to 0 cannot
-  // handle it.
+  // Adds the stores of the values that are used outside of the group. If a buffer is written several times, the last
+  // value is stored. Returns false if an operand must be zeroed first (Binding::needs_zero_fill) and the code that does
+  // so cannot handle its layout: it may vary only along the last column, with stride 1, and along its indexed dim.
   bool store() {
     for (const auto& [buffer, written] : results) {
       if (graph.buffers[buffer].group_local) continue;

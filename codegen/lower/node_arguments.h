@@ -14,7 +14,7 @@ struct GroupEmitter;
 // The arguments of a node, by their names in the op table. Emits no values.
 class NodeArguments {
  public:
-  // `item`: for ops over lists, the number of the tensors. Each list then stands for its item of this number.
+  // `item`: an op over lists (`_foreach_add`) computes item by item. Each list stands for its element with this index.
   NodeArguments(GroupEmitter& group, const ir::Node& node, uint32_t item) : group_(group), node_(node), item_(item) {}
 
   const ir::Arg& at(size_t index) const;

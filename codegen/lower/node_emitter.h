@@ -48,9 +48,9 @@ class NodeEmitter {
   // Writes `value` to an argument that the op updates in addition to its results.
   void update(std::string_view name, V value);
 
-  int64_t space_points() const;  // points of the space that the node is computed over
-  int64_t count_reduced() const;
-  // The number of points that the member reduces, as an argument of the kernel.
+  int64_t space_points() const;   // number of points that the node is computed at, in this run
+  int64_t count_reduced() const;  // number of points that one element of the result reduces, in this run
+  // count_reduced() as an argument of the kernel.
   V reduced_points(ir::DType type);
   // The sum of a value for a result that varies along fewer dims, such as the gradient of a norm's weight. It sums over
   // the dims along which the result does not vary, in `sum_type`. Rows in IterationDomain::unreduced_rows are not

@@ -20,8 +20,8 @@
 // first time, from its structure and its sizes at that time. A plan has a short first piece, and a short last piece
 // before a wait. A piece in between has about as many records as the client can record while the worker is busy. It
 // ends where temporaries hold the fewest bytes. A planned cut is identified by a hash of all opcodes since the
-// beginning of its stretch; later sizes do not matter. A new plan adds no cut
-// inside a sequence of ops with which an earlier stretch began. Otherwise the cuts of that stretch would change.
+// beginning of its stretch; later sizes do not matter. A new plan adds no cut inside a sequence of ops with which an
+// earlier stretch began. Otherwise the cuts of that stretch would change.
 namespace torch_remote::ir {
 
 struct CutLimits {
@@ -39,7 +39,7 @@ struct CutPlans {
   // indexed by the first bits of the hash
   std::vector<bool> planned_bits = std::vector<bool>(size_t{1} << (64 - kShift));
   std::unordered_set<uint64_t> planned;  // hashes of stretches after which to cut
-  // for every record seen so far, up to a limit: the hash of its stretch up to it
+  // for every record seen so far, up to a limit: the hash of its stretch from the beginning to this record
   std::unordered_set<uint64_t> known;
 };
 

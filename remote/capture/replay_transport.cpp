@@ -20,7 +20,8 @@ namespace {
 using wire::Type;
 using Clock = std::chrono::steady_clock;
 
-// The same limits as a client's (remote/client/types.h).
+// Limits on what was sent again and is not acknowledged: the messages of a client, and half of its bytes
+// (remote/client/types.h).
 constexpr uint64_t kMostOnTheWay = 64;  // messages
 constexpr uint64_t kMostBytesOnTheWay = uint64_t{256} << 20;
 constexpr const char* kCalled =

@@ -15,15 +15,16 @@ namespace torch_remote::codegen::cpu::testing {
 
 using Bytes = std::vector<uint8_t>;
 
-// Arguments of a call, and the operands' bytes, which begin with position 0.
+// The arguments of a call. data[i] has the bytes of operand i, from the element at position 0 of all its dims on.
 struct Case {
   std::vector<int64_t> sizes, strides, bounds;
   std::vector<uint64_t> scalars;
   std::vector<Bytes> data;
 };
 
-// Makes dense operands, with the last dim innermost and indexed dims outermost. Strides that the kernel's text marks
-// with `*` are `gap`. Elements are small random numbers, and among floats sometimes a special one.
+// Makes dense operands, with the last dim innermost and indexed dims outermost. If the kernel's text marks the last
+// column dim of an operand with `*`, its stride there is `gap`, otherwise 1. Elements are small random numbers, and
+// among floats sometimes a special one.
 Case make_case(const Kernel& kernel, const std::vector<int64_t>& sizes, const std::vector<int64_t>& bounds,
                uint64_t seed, int64_t gap = 3);
 
@@ -39,11 +40,11 @@ struct Compiled {
 };
 Status compile_and_place(const Kernel& kernel, const CompileOptions& options, Compiled* compiled);
 
-// Calls the code for pieces of `piece` rows within each chunk, then `finish`. The lines of spilled values and totals
-// end at a page boundary, and the next page is inaccessible.
+// Calls RowsFunction for pieces of `piece` rows within each chunk, then FinishFunction (call.h). The memory of row
+// buffers and totals ends at a page boundary, and the next page is inaccessible.
 void run_compiled(const Compiled& compiled, const Arguments& arguments, IndexRecord* failure, int64_t piece = 7);
 
-// Both functions change `data`. Compiled code gets operands that end at a page boundary, too.
+// Both functions write to `arguments->data`. Compiled code gets operands that end at a page boundary, too.
 Status run_interpreter(const Kernel& kernel, Case* arguments, IndexFailure* failure);
 void run_compiled(const Compiled& compiled, Case* arguments, IndexRecord* failure);
 

@@ -16,9 +16,9 @@ class Emulated {
  public:
   static Status make(const Kernel& kernel, const GpuTarget& target, std::unique_ptr<Emulated>* made);
 
-  // Calls the kernel with copies of the host's buffers, which contain the arguments' data. What it stores is copied
-  // back. `rest`: Call::remainder_columns. `elsewhere`: the scalars and the failure's address are in memory, and the
-  // scalar parameters are wrong on purpose.
+  // Copies `buffers`, in which arguments.data points, to the emulated GPU, runs the kernel there, and copies them back.
+  // `rest`: Call::remainder_columns. `elsewhere`: the kernel must read the scalars and the failure's address from
+  // memory, as in a CUDA graph. The scalars that it gets by value are then wrong on purpose.
   Status run(const Arguments& arguments, std::span<const std::span<uint8_t>> buffers,
              const emulator::LaunchOptions& options, IndexRecord* failure, int64_t rest = 0, bool elsewhere = false);
 

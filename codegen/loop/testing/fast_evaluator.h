@@ -7,8 +7,8 @@
 
 #include "codegen/loop/loop_ir.h"
 
-// Computes kernels of expanded functions for many arguments, much faster than the interpreter: 1024 elements at a time,
-// operation by operation. It serves tests of functions, which try millions of arguments.
+// Evaluates simple kernels for many elements, much faster than the interpreter: it executes each operation for 1024
+// elements before the next operation. Tests of elementary functions use it to try millions of arguments.
 namespace torch_remote::codegen::testing {
 
 class FastEvaluator {
@@ -18,7 +18,7 @@ class FastEvaluator {
   // The kernel may have loads (of f32, f64 or integers, without indices), arithmetic and one store. Anything else
   // aborts.
   explicit FastEvaluator(const Kernel& kernel);
-  // `inputs` are the operands that are loaded, in order.
+  // Computes `count` elements. inputs[i] has the elements of operand i; `output` receives the stored elements.
   void run(std::span<const void* const> inputs, size_t count, void* output);
 
  private:

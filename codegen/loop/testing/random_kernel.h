@@ -18,13 +18,15 @@ struct RandomKernelOptions {
   bool functions = false;
   bool indexed = true;  // allows loads and stores at indices
   bool finish = true;   // allows reductions over rows
-  bool adds = true;     // allows stores that add
-  bool lines = false;   // allows reductions over lines, and stores along the outer column dim only
+  bool adds = true;     // allows stores that add to the existing element
+  // Allows reductions over lines (docs/loop_ir.md), and stores of one element for each line.
+  bool lines = false;
 };
 
-// Makes a kernel that verifies; any construct may occur. Its results are defined to the last bit. What LoopIR leaves
-// undefined does not reach a store: conversions that do not fit, bits and sign of a NaN, several rows that store to one
-// position.
+// Makes a kernel that passes the verifier; any construct that the options allow may occur. All its stored bits are
+// defined, so they can be compared exactly: what LoopIR leaves undefined does not reach a store. Undefined are the
+// result of a conversion that is out of range, the payload and sign of a NaN, and which of several stores to one
+// position wins.
 Kernel random_kernel(Rng& rng, const RandomKernelOptions& options = {});
 
 }  // namespace torch_remote::codegen::testing

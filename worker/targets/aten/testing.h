@@ -51,7 +51,7 @@ class TestRunner {
     int code = 0;
     tr_error error{};
     std::vector<int64_t> result_words;
-    std::vector<uint64_t> times;  // of the nodes, if requested
+    std::vector<uint64_t> times;  // from Loaded::run with `timed`
   };
 
   // A loaded program with its memory. Each run fills the buffers from the builder's tensors; the caller compares the
@@ -60,6 +60,8 @@ class TestRunner {
    public:
     Loaded(TestRunner& runner, TestGraph& builder, bool tune = false);
     ~Loaded();
+    // Runs the program, or its nodes [first, last). `changed`: the parameters may differ from those of the last run, so
+    // sizes are computed again. `timed`: measures each node.
     Outcome run(bool changed = true);
     Outcome run(uint32_t first, uint32_t last, bool changed, bool timed = false);
     // Returns a copy of the tensor of a view of the graph.

@@ -10,7 +10,7 @@ namespace torch_remote::worker::kernels::TORCH_REMOTE_ISA {
 namespace {
 
 constexpr int64_t kRows = kAttentionRows, kKeys = kAttentionKeys;
-// keys per step where rows see different keys, so that less work is wasted on masked keys
+// Keys per step where rows attend to different keys. It is smaller, so that less work is wasted on masked keys.
 constexpr int64_t kSeenKeys = 32;
 constexpr float kInfinity = __builtin_inff();
 
@@ -63,18 +63,19 @@ class Arena {
   size_t used_ = 0;
 };
 
-// Computes the offsets of one key head's rows, in elements, in tensors with a row per query and with a row per key.
+// One head of the keys, with the `shared` heads of queries that use it. Computes where their rows begin, in elements.
+// Rows of queries are numbered through all these heads.
 struct Head {
   const AttentionCall& call;
   int64_t batch, head;
 
   int64_t rows() const { return call.shared * call.queries; }
-  // Offset of row r, in a tensor with a row per query.
+  // The offset of row r in a tensor with one row per query (queries, results, gradients, bias, logsumexp).
   int64_t offset(const AttentionTensor& tensor, int64_t r) const {
     return batch * tensor.strides[0] + (head * call.shared + r / call.queries) * tensor.strides[1] +
            r % call.queries * tensor.strides[2];
   }
-  // Offset of the first key, in a tensor with a row per key.
+  // The offset of the first row in a tensor with one row per key (keys, values, their gradients).
   int64_t keys(const AttentionTensor& tensor) const { return batch * tensor.strides[0] + head * tensor.strides[1]; }
 };
 
@@ -176,7 +177,8 @@ int64_t seen_keys(const AttentionCall& call, const Block& block) {
   return smaller(call.keys, last + 1);
 }
 
-// The first vector of rows of which some attend to key `from`; earlier rows attend to no later key.
+// The first row of the block that attends to key `from`, rounded down to a whole vector of rows. The rows before it
+// attend to no key from `from` on, so they need no work.
 int64_t first_seen(const AttentionCall& call, const Block& block, int64_t from) {
   if (!call.causal) return 0;
   int64_t r = 0;

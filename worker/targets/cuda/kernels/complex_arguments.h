@@ -7,7 +7,7 @@ using i64 = long;
 using u64 = unsigned long;
 
 enum class ComplexOp : i64 {
-  // Up to kIsInfinite, they return bools.
+  // The ops up to kIsInfinite return bools.
   kEqual,
   kNotEqual,
   kIsInfinite,
@@ -44,7 +44,7 @@ enum class ComplexOp : i64 {
   kSilu,
   kSinc,
   kSign,
-  // From here to kAtanh, they are in a separate kernel.
+  // The ops from here to kAtanh are in a separate kernel.
   kAsin,
   kAcos,
   kAtan,
@@ -53,13 +53,15 @@ enum class ComplexOp : i64 {
   kAtanh,
   kAbs,    // Returns a real number.
   kAngle,  // Returns a real number.
-  kPolar,  // From two real numbers.
+  kPolar,  // The complex number with magnitude a and angle b; both are real.
   kSelect  // b where c (bools) is false, else a.
 };
 // out[i] = f(a[i], b[i], c[i]) for contiguous elements, computed in f64.
 struct ComplexArguments {
   u64 a = 0, b = 0, c = 0, out = 0;
-  i64 count = 0, dtype = 0, out_dtype = 0;  // Dtypes of parts, or of real numbers.
+  i64 count = 0;
+  // Dtypes of the operands and of `out`. For complex numbers: that of the real and imaginary parts.
+  i64 dtype = 0, out_dtype = 0;
   ComplexOp what = ComplexOp::kAdd;
   double real = 1, imaginary = 0;  // t
 };

@@ -7,7 +7,8 @@
 
 namespace torch_remote::worker::cuda {
 
-// A number argument as an element of a complex dtype, without dims. None: it is a tensor, or absent.
+// A scratch tensor without dims, of a complex dtype, that contains a number argument. Nothing if the argument is absent
+// or a tensor, or if the dtype is complex32.
 std::optional<OpTensor> complex_number(OpNode& node, PlanBuilder& plan, std::string_view name, ir::DType dtype);
 
 }  // namespace torch_remote::worker::cuda

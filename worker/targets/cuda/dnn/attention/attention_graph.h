@@ -33,7 +33,8 @@ struct AttentionProblem {
 
   auto operator<=>(const AttentionProblem&) const = default;
   bool has_bias() const { return bias_batch != 0; }
-  // Everything that a plan depends on except the machine, as one word.
+  // Text that identifies the problem in the choice file, without spaces. It has everything that a plan depends on,
+  // except the machine.
   std::string key_of() const;
 };
 
