@@ -2,6 +2,7 @@
 #include "remote/net/handshake.h"
 
 #include <gtest/gtest.h>
+#include <openssl/ssl.h>
 #include <sys/stat.h>
 
 #include <cstring>
@@ -439,6 +440,21 @@ TEST_F(Tls, BothEndsHaveOneBindingAndEachConnectionAnother) {
   EXPECT_EQ(a.secret(), b.secret());
   auto [c, d] = testing::tls_streams(trusting, files.of("worker"), "127.0.0.1");
   EXPECT_NE(a.secret(), c.secret());
+}
+
+// As that of OpenSSL 3.5, which has a key for X25519MLKEM768.
+TEST_F(Tls, AClientHelloMayContinueInTheNextRecord) {
+  std::shared_ptr<const TlsContext> client, worker;
+  ASSERT_TRUE(TlsContext::for_client(trusting, &client).ok());
+  ASSERT_TRUE(TlsContext::for_worker(files.of("worker"), &worker).ok());
+  std::string protocols;
+  for (int i = 0; i < 20; ++i) protocols += '\x64' + std::string(100, 'p');
+  ASSERT_EQ(SSL_CTX_set_alpn_protos(client->get(), reinterpret_cast<const unsigned char*>(protocols.data()),
+                                    static_cast<unsigned>(protocols.size())),
+            0);
+  const auto [a, b] = testing::shake_hands(*client, {.host = "127.0.0.1"}, *worker, {});
+  EXPECT_TRUE(a.status.ok()) << a.status.message();
+  EXPECT_TRUE(b.status.ok()) << b.status.message();
 }
 
 TEST_F(Tls, AWorkerThatIsNotTrustedIsRefusedWithTheReason) {

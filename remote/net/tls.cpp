@@ -69,29 +69,23 @@ void* reallocate(void* memory, size_t size, const char* file, int line) {
 // --- a socket for OpenSSL --------------------------------------------------------------------------------------------
 
 // OpenSSL allocates the length that a client hello states, up to 128 KiB, before it has read the hello. So a worker
-// checks the plaintext first. Each handshake record must begin with a client hello shorter than 4 KiB; those of real
-// clients are.
+// checks the plaintext first. Every handshake message that is not encrypted must be a client hello shorter than 4 KiB;
+// those of real clients are. A hello may continue in the next record.
 class HelloGuard {
  public:
   bool good(const char* data, size_t size) {
     for (const char* p = data; p < data + size; ++p) {
       const auto byte = static_cast<uint8_t>(*p);
-      if (left_ == 0) {
-        header_[have_++] = byte;
-        if (have_ < header_.size()) continue;
-        have_ = at_ = 0;
-        left_ = static_cast<size_t>(header_[3] << 8 | header_[4]);
+      if (record_left_ == 0) {
+        header_[header_size_++] = byte;
+        if (header_size_ < header_.size()) continue;
+        header_size_ = 0;
+        record_left_ = static_cast<size_t>(header_[3] << 8 | header_[4]);
         continue;
       }
-      constexpr uint8_t kHandshake = 22, kClientHello = 1;
-      if (header_[0] == kHandshake && at_ < message_.size()) {
-        message_[at_++] = byte;
-        if (at_ == message_.size() &&
-            (message_[0] != kClientHello || message_[1] != 0 || message_[2] >= kMostHello >> 8)) {
-          return false;
-        }
-      }
-      --left_;
+      --record_left_;
+      constexpr uint8_t kHandshake = 22;
+      if (header_[0] == kHandshake && !good_message(byte)) return false;
     }
     return true;
   }
@@ -99,9 +93,20 @@ class HelloGuard {
  private:
   static constexpr size_t kMostHello = 4096;
 
-  std::array<uint8_t, 5> header_{};   // header of the current record
-  std::array<uint8_t, 4> message_{};  // first bytes of the current record's message
-  size_t have_ = 0, at_ = 0, left_ = 0;
+  bool good_message(uint8_t byte) {
+    if (message_left_ > 0) return --message_left_, true;
+    message_[message_size_++] = byte;
+    if (message_size_ < message_.size()) return true;
+    message_size_ = 0;
+    message_left_ = static_cast<size_t>(message_[2] << 8 | message_[3]);
+    constexpr uint8_t kClientHello = 1;
+    return message_[0] == kClientHello && message_[1] == 0 && message_left_ < kMostHello;
+  }
+
+  std::array<uint8_t, 5> header_{};   // of the current record
+  std::array<uint8_t, 4> message_{};  // type and length of the current message
+  size_t header_size_ = 0, record_left_ = 0;
+  size_t message_size_ = 0, message_left_ = 0;
 };
 
 // The socket of a connection. After the handshake several records go to or come from the kernel at once, because a

@@ -51,6 +51,7 @@ struct RnnCall {
   float* grad_input_projections = nullptr;  // output: gradients of x @ w_ih^T, [T, B, G, H]
   // Output: gradients of h @ w_hh^T, [T, B, G, H]. Only a GRU has a tensor of its own for it; other cells pass
   // `grad_input_projections`, which has the same values.
+  float* grad_hidden_projections = nullptr;
   float* grad_hx = nullptr;  // [B, H]
 };
 
