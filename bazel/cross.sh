@@ -4,6 +4,7 @@
 #   bazel/cross.sh aarch64 test [TARGETS]    C++ tests; default: those of the components without torch
 #   bazel/cross.sh aarch64 build TARGETS     any arguments of `bazel build`
 #   bazel/cross.sh aarch64 run COMMAND       a command in which programs for aarch64 run, for example a worker from bazel-out
+#   bazel/cross.sh aarch64 sessions [--only PART...]    clients and workers, each with each (tests/package/cross_sessions.py)
 #   bazel/cross.sh aarch64 sysroot           only prepares what the build needs
 # The first call downloads packages (1 GB) into ~/.cache/torch-remote/sysroot/aarch64, which takes 4 GB. Nothing else of
 # the machine changes, except that two packages are installed: the compiler and qemu-user.
@@ -11,7 +12,7 @@ set -euo pipefail
 root=$(dirname "$(dirname "$(readlink -f "$0")")")
 cd "$root"
 die() { echo "cross.sh: $*" >&2; exit 1; }
-[[ ${1:-} == aarch64 && $# -ge 2 ]] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[[ ${1:-} == aarch64 && $# -ge 2 ]] || { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 command=$2
 shift 2
 sysroot=${XDG_CACHE_HOME:-$HOME/.cache}/torch-remote/sysroot/aarch64
@@ -28,7 +29,7 @@ pinned() { sed -n "s/^\($1==[^ ]*\).*/\1/p" requirements/torch.txt requirements/
 python=(
   "$(pinned torch)" "$(pinned numpy)" "$(pinned scipy)" "$(pinned scikit-learn)" nvidia-cuda-runtime==13.0.96
   typing_extensions "$(pinned sympy)" mpmath networkx jinja2 MarkupSafe fsspec filelock joblib threadpoolctl
-  cloudpickle expecttest narwhals
+  cloudpickle expecttest narwhals tqdm
 )
 
 install_tools() {
@@ -109,5 +110,16 @@ case $command in
       --test_env=CROSS_RUN_SYSROOT="$sysroot" --test_timeout=600,1800,3600,7200 -- "$@"
     ;;
   run) bazel/cross_run.sh "$@" ;;
+  sessions)
+    package=//python/torch_remote
+    minor=$(pinned torch | sed 's/torch==\([0-9]*\.[0-9]*\).*/\1/')
+    targets=(
+      "$package:cpu/bin/torch-remote-worker" "$package:cpu_codegen_library" "$package:cpu_python_process"
+      "$package:built_for" "$package:torch$minor/_C.so" "$package:torch$minor/libaten_plugin.so"
+    )
+    ./bazelw build -- "${targets[@]}"
+    bazel_for_aarch64 build -- "${targets[@]}"
+    CROSS_RUN_SYSROOT=$sysroot bazel/cross_run.sh .venv/bin/python tests/package/cross_sessions.py "$sysroot" "$@"
+    ;;
   *) die "there is no command '$command'" ;;
 esac

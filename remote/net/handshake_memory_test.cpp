@@ -120,7 +120,8 @@ TEST(HandshakeMemory, OfAStrangerIsLittle) {
   // The first handshake of a process makes OpenSSL look up its algorithms, which must not count.
   (void)taken(sides[0], {});
   for (const WorkerSide& side : sides) {
-    for (const std::string& words : {std::string(), noise, long_hello(100), long_hello(200'000), long_hello(200'000, 3)}) {
+    for (const std::string& words :
+         {std::string(), noise, long_hello(100), long_hello(200'000), long_hello(200'000, 3)}) {
       const int64_t most = taken(side, words);
       EXPECT_LT(most, kLimit) << words.size() << " bytes";
       std::printf("a stranger took %lld bytes\n", static_cast<long long>(most));

@@ -26,9 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY") or Path(__file__).resolve().parents[2])
-sys.path.insert(0, str(ROOT))
-from tests.package.pairs import SCRIPT  # noqa: E402
-
+SCRIPT = (ROOT / "tests/package/smoke.py").read_text()
 INCLUDE = re.compile(r'^#include [<"]([^>"]+)[>"]', re.MULTILINE)
 PYTHON = re.compile(
     r"^(Python\.h|internal/pycore_\w+\.h|pybind11/.*|torch/csrc/python_headers\.h|torch/csrc/utils/pybind\.h)$"
