@@ -44,7 +44,7 @@ torch.testing.assert_close(losses["remote"], losses["cpu"], rtol=1e-3, atol=1e-4
 close(x.to(device).nonzero(), x.nonzero())  # its size depends on data
 close(torch.linalg.svdvals(x.to(device)), torch.linalg.svdvals(x))
 close(nn.LSTM(4, 8).to(device)(torch.ones(3, 2, 4, device=device))[0].detach() * 0, torch.zeros(3, 2, 8))
-# Of other points: the distance of a point to itself is a difference of rounded numbers.
+# The points differ, because the distance of a point to itself is a difference of rounded numbers.
 close(torch.cdist(x.to(device), x.to(device) + 1), torch.cdist(x, x + 1))
 assert 0.3 < torch.rand(1000, device=device).mean().item() < 0.7
 
