@@ -57,7 +57,7 @@ class ConnectionObserver {
   // Called after the worker is connected, before other threads can use it. It must return quickly, and use `worker`
   // instead of client(device), which would wait for this connection.
   virtual void connected(c10::DeviceIndex device, remote::Client& worker) noexcept = 0;
-  // Called by restart() before it ends the worker. The end of the process does not call it.
+  // Called by restart() before it ends the worker. The package calls restart() at the end of the process, too.
   virtual void ending(remote::Client& worker) noexcept = 0;
 };
 // Sets the only observer, which must live as long as the process. Call it during import, before other threads use a
