@@ -38,8 +38,8 @@ class Attention {
 
   // The estimated work, in the unit of Launches::points().
   double points() const;
-  // Bytes that a run needs in addition to the buffers: the scratch memory of one thread, and the partial results of all
-  // pieces of the keys (KeySplit).
+  // Bytes that a run needs in addition to the buffers. They are the scratch memory of one thread, and the partial
+  // results of all pieces of the keys (KeySplit).
   size_t scratch() const;
   // Computes the results. `buffers` are the graph's. The order of arithmetic depends on sizes alone: `parallel` only
   // assigns tasks to threads. If `parallel` is empty, this thread runs all tasks.
