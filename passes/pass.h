@@ -19,16 +19,19 @@ namespace torch_remote::passes {
 struct PassContext {
   ir::Capabilities worker;  // the default is a worker that executes ops one by one
   bool fusion = true;       // TORCH_REMOTE_FUSION
-  // On a CPU the bits of an op must depend on its operands alone. Passes that let other ops affect them are skipped.
+  // If set, and the worker computes on a CPU, the bits of an op's results must depend on its operands alone. Passes
+  // with bits_depend_on_other_ops are then skipped.
   bool deterministic = false;
-  // Values of options, like "fuse.limit". The value 0 switches a pass off ("cse").
+  // The user's options, see parse_options(). "fuse.limit": the value of that option of the pass `fuse`. "cse": 0
+  // switches this pass off.
   std::map<std::string, int64_t, std::less<>> options;
   // The parameters of the run in which the graph was recorded. Passes may use them to estimate what is faster, but not
   // to decide what is correct. Empty if they are unknown.
   std::span<const int64_t> sample;
 
-  // The value of an option that the pipeline lists: the user's, or the default.
+  // The value of an option like "fuse.limit": the user's, or the default. A pass of the pipeline must list the option.
   int64_t option(std::string_view name) const;
+  // Whether the pass is to run.
   bool wants(std::string_view pass) const;
 };
 
@@ -43,8 +46,8 @@ struct Pass {
   std::string_view summary;  // one sentence
   Status (*run)(ir::Graph& graph, const PassContext& context);
   std::span<const PassOption> options = {};
-  // With this pass, the bits of an op may depend on the graph's other ops. Where traces are cut depends on threads,
-  // waits and earlier records, so these can then change bits, too.
+  // With this pass, the bits of an op's results may depend on the graph's other ops. A graph has the ops of one trace,
+  // and a trace's end depends on threads, waits and earlier records. So these may change bits, too.
   bool bits_depend_on_other_ops = false;
 };
 
@@ -53,18 +56,21 @@ struct Pass {
 std::span<const Pass> pipeline();
 const Pass* find_pass(std::string_view name);
 
-// Reads "cse=0,fuse.limit=3" into context.options: a pass that is switched off, and an option of a pass. An error lists
-// all options. TORCH_REMOTE_PASSES and remote-opt --options have this format.
+// Adds a list like "cse=0,fuse.limit=3" to context->options. The first item switches a pass off, and the second one
+// sets an option of a pass. TORCH_REMOTE_PASSES and remote-opt --options have this format. Returns kInvalid for an item
+// that is wrong; the message lists all options.
 Status parse_options(std::string_view text, PassContext* context);
 
 struct PipelineOptions {
   std::span<const Pass> passes = pipeline();
-  bool verify = false;  // after each pass (tests, TORCH_REMOTE_VERIFY=1)
+  bool verify = false;  // verify the graph after each pass (tests, TORCH_REMOTE_VERIFY=1)
   PassContext context = {};
   // Called with the graph before the first and after each pass ("input", "lift", ...): TORCH_REMOTE_DUMP, remote-opt.
   std::function<void(std::string_view name, const ir::Graph& graph)> observe = {};
 };
 
+// Runs the passes that the context wants. Stops at the first error of a pass. Returns kInternal if the verifier refuses
+// the graph that a pass made.
 Status run_pipeline(ir::Graph& graph, const PipelineOptions& options = {});
 
 Status lift(ir::Graph& graph, const PassContext& context = {});

@@ -13,7 +13,8 @@
 // total is a reduction over rows. Each chunk of rows is reduced separately.
 namespace torch_remote::codegen::cpu {
 
-// The position for which code is emitted: a scalar (no `column`), or 16 positions along the last column dim.
+// The position for which code is emitted. With a `column` it is a vector of kLanes positions along the last column dim.
+// Without one it is a scalar, for which operands are addressed at column 0.
 struct EmitPosition {
   MlirValue outer;   // index along the outer one of two column dims
   MlirValue column;  // index of the first lane along the last column dim
@@ -36,19 +37,22 @@ class Memory {
   void enter_row(MlirValue row);
   void enter_outer(MlirValue place);
 
-  // Each index is a scalar, or a vector with one index per lane.
+  // Load or store an operand's elements. `indices` has one index for each of its indexed dims (Operand::indexed), in
+  // order: a scalar, or a vector with one index per lane. The code checks indices and records the first failure in
+  // Call::failure. A lane whose index is out of bounds loads 0 and stores nothing.
   MlirValue load(uint32_t operand, mlir::ValueRange indices, const EmitPosition& at);
   void store(const Store& store, MlirValue value, mlir::ValueRange indices, const EmitPosition& at);
 
   // Whether a row of the operand is contiguous, and different rows have different addresses.
   bool has_contiguous_rows(uint32_t operand) const;
-  // Prefetches 2 * kLanes elements of the operand, which one iteration of the main loop uses. They begin at `column`,
-  // in the next row if `next_row`, else in this one. A row of more than 128 KiB would leave the cache before its use.
-  // So with such rows `next_row` has no effect. The operand must have contiguous rows (has_contiguous_rows()).
+  // Prefetches 2 * kLanes elements of the operand, which one iteration of the main loop uses. They begin at `column` of
+  // this row, or of the next row if `next_row`. Rows of more than 128 KiB do not stay in the cache until the next row
+  // is used, so `next_row` has no effect for them. `writes`: the loop writes the elements. The operand must have
+  // contiguous rows (has_contiguous_rows()).
   void prefetch(uint32_t operand, MlirValue column, bool next_row, bool writes);
 
-  // Loads or stores contiguous elements, given a pointer to the first one. A scalar if `at` has no column. Active lanes
-  // must be the first ones.
+  // Load or store contiguous elements: kLanes of them if `at` has a column, else one. `pointer` is the address of the
+  // first one. Active lanes must precede inactive ones. Inactive lanes load 0 and store nothing.
   MlirValue load_line(MlirValue pointer, ir::DType dtype, const EmitPosition& at);
   void store_line(MlirValue value, MlirValue pointer, ir::DType dtype, const EmitPosition& at);
 
@@ -60,7 +64,9 @@ class Memory {
     bool is_contiguous = false;
   };
   Access access(uint32_t operand, mlir::ValueRange indices, const EmitPosition& at);
+  // Emits a bounds check, which records a failure. Returns whether the index is in bounds: i1, or a vector of i1.
   MlirValue checked(uint32_t operand, uint32_t dim, MlirValue index, const EmitPosition& at);
+  // Writes the failure to Call::failure, unless that has one already.
   void record(uint32_t operand, MlirValue index, MlirValue bound);
   void add_lane_by_lane(MlirValue value, const Access& to, ir::DType dtype);
 
@@ -70,9 +76,9 @@ class Memory {
   MlirValue field(size_t offset);
   MlirValue element(size_t array, uint32_t number, mlir::Type type);
   MlirValue stride(uint32_t operand, uint32_t dim);
-  MlirValue both(MlirValue x, MlirValue y);
+  MlirValue both(MlirValue x, MlirValue y);  // the lanes that are in two masks; null: all lanes
   void stream(MlirValue value, MlirValue pointer, ir::DType dtype);
-  bool along_columns(uint32_t operand) const;
+  bool along_columns(uint32_t operand) const;  // whether the operand varies along the last column dim
   MlirValue next_row_bytes(uint32_t operand);
 
   Ops& ops_;
@@ -83,9 +89,11 @@ class Memory {
   mlir::Block* entry_;
   MlirValue scratch_;
   std::vector<uint32_t> first_stride_, first_bound_;  // for each operand
+  // Values that are loaded only once: pointers in the call by their offset, elements of the arrays that they point to.
   std::map<size_t, MlirValue> fields_;
   std::map<uint32_t, MlirValue> next_rows_;
   std::map<std::pair<size_t, uint32_t>, MlirValue> elements_;
+  // For each operand: its address at the current row, and that at the current outer position of this row.
   std::vector<MlirValue> row_pointers_, pointers_;
 };
 

@@ -29,15 +29,20 @@ class Ops {
   mlir::Type memory_type(ir::DType dtype);
 
   // -- Values.
-  // `dtype` is that of the operands; for `where`, of the second one.
+  // `op` must be one that expand_functions() does not replace. `dtype` is that of the operands; for `where`, of the
+  // second one.
   MlirValue scalar_op(ir::ScalarOp op, ir::DType dtype, MlirValue x, MlirValue y, MlirValue z);
   MlirValue fma(MlirValue x, MlirValue y, MlirValue z);
+  // x * 2^power; both operands have this dtype (see Kind::kLdexp).
   MlirValue ldexp(MlirValue x, MlirValue power, ir::DType dtype);
+  // To integers: towards zero; a number that is out of range becomes an arbitrary integer.
   MlirValue convert(MlirValue x, ir::DType from, ir::DType to);
-  MlirValue bits(MlirValue x, ir::DType from, ir::DType to);
+  MlirValue bits(MlirValue x, ir::DType from, ir::DType to);  // of the same width; from or to bool it is convert()
+  // Word `number` of the Philox sequence of `seed` and `offset` (ir/philox.h), as i32: block number / 4 has this word
+  // and three others. `number` is an i64 or a vector of these, and seed and offset have its type.
   MlirValue random(MlirValue seed, MlirValue offset, MlirValue number);
-  // The same for a vector of the numbers first, first + 1, ..., or for two such vectors. All arguments are scalars. A
-  // Philox block has the words of four numbers, so this takes fewer blocks than `random` for each number.
+  // The same for the kLanes numbers first, first + 1, ..., and for 2 * kLanes numbers as two vectors. All arguments are
+  // i64. These functions compute each Philox block once, but random() computes it for each of its four numbers.
   MlirValue random_vector(MlirValue seed, MlirValue offset, MlirValue first);
   std::pair<MlirValue, MlirValue> random_vectors(MlirValue seed, MlirValue offset, MlirValue first);
   MlirValue from_memory(MlirValue x, ir::DType memory);
@@ -55,8 +60,10 @@ class Ops {
 
  private:
   std::array<MlirValue, 4> philox(MlirValue seed, MlirValue offset, MlirValue block);
+  // 2 * kLanes words, from the beginning of the block that contains word `first`.
   MlirValue random_blocks(MlirValue seed, MlirValue offset, MlirValue first);
   MlirValue lanes(MlirValue x, MlirValue y, llvm::ArrayRef<int32_t> which);
+  // The kLanes words from word `first` on, given random_blocks().
   MlirValue window(MlirValue words, MlirValue first);
   MlirValue scale_vector(MlirValue x, MlirValue power, bool single);
   MlirValue or_nan(MlirValue x, MlirValue y);  // y, but NaN where x is NaN

@@ -27,7 +27,7 @@ struct Term {
   Term constant(double number) const;           // of this term's type, which is a floating-point type
   Term integer_constant(int64_t number) const;  // of this term's type, which is an integer type
   Term as(DType type) const;                    // converted
-  Term bits(DType type) const;
+  Term bits(DType type) const;                  // the same bits as a value of another type of this width
 };
 
 // Appends values to a kernel. Equal values are appended only once.
@@ -35,9 +35,11 @@ class Builder {
  public:
   explicit Builder(std::vector<Value>& values) : values_(values) {}
 
+  // Appends a value, or finds an equal one. Its operands must be in the builder already.
   Term make(const Value& value);
   // Copies a value from the kernel that expand_functions rewrites. Appends it even if an equal value exists.
   uint32_t append(const Value& value);
+  // The result of a comparison is bool. That of `where` has the type of `b`, and any other one has the type of `a`.
   Term op(ScalarOp op, Term a, Term b = {}, Term c = {});
   Term constant(DType type, double number);
   Term integer_constant(DType type, int64_t number);
@@ -109,20 +111,20 @@ Term fma(Term a, Term b, Term c);
 Term fma(Term a, FloatOperand b, Term c);
 Term fma(Term a, Term b, FloatOperand c);
 Term fma(Term a, FloatOperand b, FloatOperand c);
-Term ldexp(Term a, Term b);  // a * 2^b
+Term ldexp(Term a, Term b);  // a * 2^b; b is an integer, as a number of a's type (see Kind::kLdexp)
 Term where(Term condition, Term b, Term c);
 Term where(Term condition, FloatOperand b, Term c);
 Term where(Term condition, Term b, FloatOperand c);
 Term where(Term condition, DType type, double b, double c);
 Term abs(Term a);
 Term sqrt(Term a);
-Term round(Term a);
+Term round(Term a);  // to the nearest integer; halves to the even one
 Term trunc(Term a);
 Term floor(Term a);
 Term copysign(Term a, Term b);
 Term max(Term a, Term b);
 Term min(Term a, Term b);
-// Each is one machine instruction. NaN stays NaN.
+// The smaller, or the larger, of `a` and `bound`; NaN if a is NaN. Each becomes one machine instruction.
 Term clamp_max(Term a, double bound);
 Term clamp_min(Term a, double bound);
 
@@ -145,8 +147,9 @@ Pair exact_product(Term a, Term b);
 Pair multiply(Pair a, Pair b);
 Pair add(Pair a, Pair b);  // |a| >= |b|
 
-// Selects what differs between formats. f32 functions that would need pairs are computed in f64 (`kDoubleForSingle`)
-// and rounded at the end. Their polynomials are only as accurate as f32 needs.
+// The type in which a function is computed, and its accuracy. kSingle computes f32 functions in f32, and kDouble
+// computes f64 functions in f64. kDoubleForSingle computes in f64 those f32 functions that would need pairs in f32. The
+// caller rounds their results to f32, so their polynomials are only as accurate as f32 needs.
 enum class Precision : uint8_t { kSingle, kDoubleForSingle, kDouble };
 
 struct Format {
@@ -168,16 +171,17 @@ const Format& double_format();
 std::span<const double> select_coefficients(const Format& format, std::span<const double> single,
                                             std::span<const double> middle, std::span<const double> wide);
 
-// The integer nearest to a number; the low bits of `sum` contain it, too (see split).
+// The result of split().
 struct Split {
   Term sum, integer;
 };
-// Rounds `scale` * x to the nearest integer. The low bits of `sum` contain this integer plus `offset`. |result| must be
-// less than 2^(mantissa - 2).
+// Rounds `scale` * x to the nearest integer n. `integer` is n as a number of x's type. The low bits of `sum` contain
+// n + `offset`, whose absolute value must be less than 2^(mantissa - 2).
 Split split(const Format& format, Term x, double scale, int offset);
-// 2^n, where the low bits of `sum` contain n plus the bias.
+// 2^n, where the low bits of `sum` contain n + bias (Format::bias).
 Term power_of_two(const Format& format, Term sum);
-// value * 2^exponent is e^x, for x in the range where e^x is neither 0 nor infinite, or slightly outside of it.
+// e^x as value * 2^exponent. The caller must bound x: e^x may be slightly too small or too large for the format, but
+// not more.
 struct Scaled {
   Term value, exponent;
 };
@@ -186,6 +190,10 @@ Scaled scaled_exp(const Format& format, Term x);
 Term passthrough_tiny(Term x, double bound, Term result);
 
 // -- Functions; x has the type of the format --------------------------------------------------------------------------
+
+// These functions do not accept single_format(): sigmoid, asinh, acosh, atanh, pow, erf, erfc, lgamma, tan, hypot and
+// fmod. sigmoid_single() and erf_single() require it. For f32 arguments, the others are computed with
+// double_for_single_format().
 
 Term exp(const Format& format, Term x);
 Term exp2(const Format& format, Term x);
@@ -226,15 +234,15 @@ Term atan2(const Format& format, Term y, Term x);
 
 Term hypot(const Format& format, Term x, Term y);
 Term fmod(const Format& format, Term x, Term y);
-// The remainder and the floor division, given rest = fmod(x, y).
+// torch's remainder and floor division of floats, given rest = fmod(x, y).
 Term remainder_from(Term rest, Term y);
 Term floor_div_from(Term rest, Term x, Term y);
 
-// For integers.
+// For integers. The quotient of a division by zero is 0.
 Term int_fmod(Term a, Term b);
 Term int_remainder(Term a, Term b);
 Term int_floor_div(Term a, Term b);
-Term int_pow(Term a, Term b);
-Term int_power(Term a, uint64_t exponent);
+Term int_pow(Term a, Term b);               // for a negative b: 0, except for 1 and -1
+Term int_power(Term a, uint64_t exponent);  // the same for an exponent that is a constant
 
 }  // namespace torch_remote::codegen::functions

@@ -20,25 +20,27 @@ class Lowering {
   Lowering(c10::DeviceIndex device, bool trust_ranges);
   ~Lowering();
 
-  // Offers a node whose value a call can provide. It becomes an input when another node needs it. With
-  // `determines_size`, it also becomes an input when a size that it determines is needed.
+  // Offers a node whose value a call can provide. It becomes an input of the graph once an added node needs it.
+  // `determines_size`: it also becomes an input once an added node needs a symbolic size that this node determines.
   void offer(pybind11::object node, bool determines_size);
   // Declares a node that always has the value of this 0-dim CPU tensor.
   void constant(const pybind11::object& node, const at::Tensor& value);
-  // Adds a call_function node. Returns false if it cannot run in a program of this device: another device,
-  // data-dependent sizes, results that Python needs as numbers, an op that the worker lacks. Then nothing has changed,
-  // and why_not gives the reason.
+  // Adds a call_function node. Returns false if it cannot run in a program of this device. Reasons are a tensor of
+  // another device, sizes that depend on data, results that Python needs as numbers, and an op that the worker lacks.
+  // The graph then lacks the node, but offered nodes that it needed may have become inputs. why_not() gives the reason
+  // of the last such node.
   bool add(const pybind11::object& node);
   const std::string& why_not() const;
-  // Whether the node is a 0-dim CPU tensor whose value the program computes for other nodes of the program. Where
-  // Python needs the tensor, the call computes it again in this process.
+  // Whether the node is a 0-dim CPU tensor. The program computes its value for other nodes of the program, but cannot
+  // return it. If Python needs the tensor, the call computes it again in this process.
   bool is_host(pybind11::handle node) const;
-  // Whether the node can be a result. Nodes for which is_host() is true cannot. An offered node becomes an input.
+  // Whether the node can be a result of the program. Nodes for which is_host() is true cannot. If the node was only
+  // offered, this makes it an input.
   bool returns(pybind11::handle node);
   size_t size() const;  // number of nodes in the graph
 
-  // Finishes the graph. `outputs` are nodes, or objects that a call returns unchanged. Afterwards `inputs()` has the
-  // nodes whose values a call must provide.
+  // Finishes the graph; call it last. `outputs` are nodes, or objects that a call returns unchanged. Raises if a node
+  // cannot be a result. Afterwards `inputs()` has the nodes whose values a call must provide.
   std::unique_ptr<CompiledGraphSpec> finish(const pybind11::list& outputs);
   pybind11::list inputs() const;
 

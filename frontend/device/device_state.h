@@ -21,13 +21,13 @@ int device_count() noexcept;
 // Returns the index, or raises if there is no such device.
 c10::DeviceIndex checked_device(int index);
 
-// The files of the installed package. The Python package sets them once, before the first use.
+// The files of the installed package. The Python package sets them once, before the first use of a device.
 remote::WorkerFiles& paths();
 
-// The device's client. Starts the worker if there is none; Ctrl-C interrupts the start, as it does any wait. On failure
-// it throws torch's exceptions, whose message names the fix. Thread safe. Call it with no lock held and without the
-// GIL, as a worker may take long to start. Threads that want the same device wait for the thread that connects; other
-// devices do not wait.
+// The device's client, which lives until restart(). Starts the worker if there is none; Ctrl-C interrupts the start, as
+// it does any wait. A failure raises an exception, as raise() does; its message names the fix. Thread safe. Call it
+// with no lock held and without the GIL, because a worker may take long to start. One thread connects a device, and
+// other threads that need this device wait for it. Threads that use other devices do not wait.
 remote::Client& client(c10::DeviceIndex device);
 // Like client(), but returns null and sets *status instead of raising.
 remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept;
@@ -42,22 +42,26 @@ remote::Counters counters(c10::DeviceIndex device);
 void reset_counters(c10::DeviceIndex device);
 
 // The fraction of its memory, in [0, 1], that the device's worker may use. It also applies to workers that start later.
+// Setting it starts the worker if there is none, waits for its reply, and raises on failure.
 double memory_fraction(c10::DeviceIndex device);
 void set_memory_fraction(c10::DeviceIndex device, double fraction);
 
-// Ends the worker, if there is one. The next use of the device starts another one.
+// Ends the worker, if there is one. If a thread is starting the worker, that start is canceled first. The next use of
+// the device starts another worker.
 void restart(c10::DeviceIndex device);
 
-// Is called when a worker is connected, and when it is ended.
+// An observer of connections. Its functions are called by the thread that connects or restarts the device.
 class ConnectionObserver {
  public:
   virtual ~ConnectionObserver() = default;
-  // Called right after the connection. Must return quickly.
+  // Called after the worker is connected, before other threads can use it. It must return quickly, and use `worker`
+  // instead of client(device), which would wait for this connection.
   virtual void connected(c10::DeviceIndex device, remote::Client& worker) noexcept = 0;
-  // Called right before the worker is ended.
+  // Called by restart() before it ends the worker. The package calls restart() at the end of the process, too.
   virtual void ending(remote::Client& worker) noexcept = 0;
 };
-// Call it at import, or never.
+// Sets the only observer, which must live as long as the process. Call it during import, before other threads use a
+// device.
 void observe_connections(ConnectionObserver* observer);
 
 // Throws the exception for a failed status: c10::Error, torch.OutOfMemoryError, WorkerLost or KeyboardInterrupt.
@@ -73,14 +77,16 @@ inline void check(const Status& status) {
 // Pid of a local worker, -1 if there is none.
 int worker_process(c10::DeviceIndex device);
 
-// The callback of every wait. Returns false after Ctrl-C.
+// Every wait for a worker calls this now and then. It takes the GIL and runs Python's signal handlers. Returns false if
+// one of them raised, as after Ctrl-C; store_python_error() has then stored the exception.
 bool keep_waiting();
 
-// Stores the Python exception that is set in this thread. `raise` throws it for the next kInterrupted. Requires the
-// GIL.
+// Stores the Python exception that is set in this thread. The next raise() of kInterrupted in this thread throws it.
+// Requires the GIL.
 void store_python_error();
 
-// True in a child of fork() whose parent had used the device. Every use then raises, as on CUDA.
+// Whether this process is a child of fork() whose parent had used a device. Every use of a device then raises, as on
+// CUDA. check_not_forked() raises that error.
 bool in_bad_fork();
 void check_not_forked();
 

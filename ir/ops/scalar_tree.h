@@ -11,7 +11,7 @@ namespace torch_remote::ir {
 
 // Comparisons and predicates give 0 or 1. The end of docs/operators.md defines the functions.
 enum class ScalarOp : uint8_t {
-  kArgument,   // the element, or number, of argument `a` of the op
+  kArgument,   // the op's argument with index `a`: an element of a tensor, or a number
   kNumber,     // `number`
   kToCompute,  // a, converted to the computation dtype (below)
   kToResult,   // a, converted to the result's dtype; always the last node
@@ -85,25 +85,28 @@ enum class ScalarOp : uint8_t {
   kWhere,
 };
 
-// Whether the op divides by its second operand, if it computes in integers. ATen raises an error if that is 0.
+// Whether the op divides by its second operand, if its operands are integers. ATen's CPU kernels raise an error if that
+// operand is 0.
 constexpr bool divides_integers(ScalarOp op) {
   return op == ScalarOp::kFloorDiv || op == ScalarOp::kFmod || op == ScalarOp::kRemainder;
 }
 
-// An op computes in torch's promoted dtype of all operands and numbers, but in float32 for float16 and bfloat16. It
-// computes in the default dtype if the result is a float and all operands are integers. Each argument has a
-// `kToCompute` node, so that a tree shows all conversions. Trees describe real dtypes only.
+// A node of a tree. The computation dtype of an op is torch's promoted dtype of all its operands and numbers, with two
+// exceptions. Instead of float16 and bfloat16 it is float32. If the result is a float and all operands are integers, it
+// is torch's default dtype. Each argument has a `kToCompute` node, so that a tree shows all conversions. Trees describe
+// real dtypes only.
 struct ScalarNode {
   ScalarOp op;
-  uint8_t a = 0, b = 0, c = 0;  // operands: earlier nodes of the tree
+  uint8_t a = 0, b = 0, c = 0;  // operands: indices of earlier nodes of the tree (but see kArgument)
   double number = 0;
 };
 
 inline constexpr uint32_t kMaxScalarNodes = 256;
 
-// Evaluates a tree in arithmetic of type T (double, float, int64_t, int32_t, uint8_t or bool). The result and the
-// arguments, which are indexed as in the op's schema, have that type. Integers wrap around. An integer division by zero
-// gives 0; in torch its result is undefined.
+// Evaluates a tree of at most kMaxScalarNodes nodes in arithmetic of type T (double, float, int64_t, int32_t, uint8_t
+// or bool). The result and the arguments, which are indexed as in the op's schema, have that type. Integers wrap
+// around. Integer division by zero does not fail: the quotient is 0, which kFloorDiv rounds down to -1 for a negative
+// dividend. kFmod and kRemainder then return the dividend.
 template <typename T>
 T evaluate(std::span<const ScalarNode> tree, std::span<const T> arguments);
 

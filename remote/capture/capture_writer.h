@@ -20,7 +20,7 @@ namespace torch_remote::remote {
 struct CaptureOptions {
   std::string path;                    // an existing file is overwritten
   uint64_t limit = uint64_t{4} << 30;  // in bytes; when it is reached, the capture ends and the session continues
-  std::string torch_version = {};      // for the reader
+  std::string torch_version = {};      // stored in the capture, for its reader
 };
 
 // Thread safe. A chunk is written to the file with one system call before a call returns, so that nothing is lost if
@@ -59,7 +59,8 @@ class CaptureWriter {
   CaptureWriter(int file, const CaptureOptions& options);
   void frame(capture::ChunkType type, wire::Header& header, std::span<const uint8_t> control,
              std::span<const std::byte> attachment);
-  // Writes a control part of two pieces, the second of which may be empty, and an attachment.
+  // Write a chunk: its control part is `first` followed by `second`, which may be empty. write_chunk() checks the
+  // limit; put() does not.
   void write_chunk(capture::ChunkType type, Piece first, Piece second, std::span<const std::byte> attachment);
   void put(capture::ChunkType type, Piece first, Piece second, std::span<const std::byte> attachment);
   void put_end(uint64_t limit);
@@ -81,10 +82,10 @@ std::unique_ptr<Transport> capture_frames(std::unique_ptr<Transport> inner, std:
 // message.
 Status parse_bytes(const char* name, const char* text, uint64_t* bytes);
 
-// Parses TORCH_REMOTE_CAPTURE and TORCH_REMOTE_CAPTURE_LIMIT; null or empty means not set. `path` stays empty if there
-// is nothing to capture. In the path, %p stands for the process id. The first session of a process gets the name as
-// given, the second one "name.2.rreplay" instead of "name.rreplay". The limit is a number of bytes, with K, M or G for
-// powers of 1024.
+// Parses the values of TORCH_REMOTE_CAPTURE and TORCH_REMOTE_CAPTURE_LIMIT; null or empty means not set. If there is
+// nothing to capture, `options->path` is empty. In the path, the first %p stands for the process id. Each call with a
+// path counts as a session of this process. The first session gets the name as given, for example "name.rreplay"; the
+// second one gets "name.2.rreplay". parse_bytes() parses the limit.
 Status capture_options(const char* path, const char* limit, CaptureOptions* options);
 
 }  // namespace torch_remote::remote

@@ -26,23 +26,29 @@ struct LoggedFrame {
 // Thread safe.
 class ReplayLog {
  public:
-  // Creates `folder` if it does not exist. `limit`: maximum bytes of messages since the last checkpoint.
+  // Creates `folder` if it does not exist. `limit`: maximum bytes of messages since the last cut(). Programs do not
+  // count.
   static Status open(const std::string& folder, uint64_t limit, std::unique_ptr<ReplayLog>* log);
 
-  // Appends the message that the client sends next. If this fails, the log is unusable until the next checkpoint.
+  // Appends the message that the client sends next. Returns kInvalid if it cannot be logged: the limit is reached, the
+  // disk is full, or the log was unusable already. The log is then unusable until a checkpoint is committed that was
+  // cut later.
   Status append(const wire::Header& header, std::span<const uint8_t> control, std::span<const std::byte> attachment);
   // Marks an appended message as not sent.
   void forget(uint64_t sequence);
-  // Starts a new checkpoint: messages appended from now on come after it.
+  // Starts a new checkpoint, which follows the messages that were appended so far. Messages appended from now on come
+  // after it.
   Status cut();
-  // Records that the messages so far cannot be repeated, and why. The log is unusable until a later checkpoint.
+  // Records that the messages so far cannot be repeated, and why. The log is unusable until a checkpoint is committed
+  // that was cut later.
   void mark_not_repeatable(const std::string& why);
   // Returns ok, or the reason why the session cannot be rebuilt from this log.
   Status usable() const;
-  // Bytes of messages since the last checkpoint.
+  // Bytes of messages since the last checkpoint, or since cut() while a new checkpoint is being made.
   uint64_t size() const;
 
-  // Writes a checkpoint. After cut(), begin it, add its buffers, then commit or abandon it.
+  // Write the checkpoint that cut() started: begin it, add the contents of all buffers, then commit or abandon it. If
+  // it is abandoned, the previous checkpoint and all messages since then stay in the log.
   Status begin_checkpoint();
   Status add_buffer(uint64_t buffer, std::span<const std::byte> bytes);
   Status commit_checkpoint();
@@ -53,10 +59,12 @@ class ReplayLog {
     size_t file = 0;
     uint64_t offset = 0;
   };
+  // Is called for each frame, whose bytes are valid only during the call. An error ends the visit, which returns it.
   using Visit = std::function<Status(const LoggedFrame&)>;
   // Visits all programs that a message since the last checkpoint may run, then the buffers of that checkpoint.
   Status visit_state(const Visit& visit) const;
-  // Visits the messages from *position on, and moves *position behind the last one.
+  // Visits the messages from *position on, except those that forget() named. Moves *position behind the last one, or to
+  // the one whose visit failed.
   Status visit_messages(Position* position, const Visit& visit) const;
   // While this lock is held, commit_checkpoint waits.
   std::unique_lock<std::mutex> hold_checkpoints() { return std::unique_lock(reading_); }
@@ -85,10 +93,11 @@ class ReplayLog {
   std::vector<FilePtr> messages_;
   size_t cut_at_ = 0;  // index of the first file after the checkpoint that is being made
   std::set<uint64_t> forgotten_;
-  // Programs that the client dropped: since the last checkpoint, since the last cut(), and before the last checkpoint.
+  // Programs that the client dropped after the last checkpoint. `dropped_since_cut_` has those dropped after the cut()
+  // of the checkpoint that is being made.
   std::vector<uint32_t> dropped_, dropped_since_cut_;
-  std::set<uint32_t> dropped_before_checkpoint_;
-  size_t program_count_ = 0;  // number of programs in programs_
+  std::set<uint32_t> dropped_before_checkpoint_;  // dropped before the last checkpoint, but still in programs_
+  size_t program_count_ = 0;                      // number of programs in programs_
   std::string not_repeatable_, not_repeatable_since_cut_;
   bool cutting_ = false;
 };

@@ -35,7 +35,7 @@ struct Event {
     kConnect,       // a worker is started
   };
   Kind kind{};
-  bool hit = false;
+  bool hit = false;     // the worker had a program of an equal trace
   uint32_t thread = 0;  // thread id (gettid); if it is 0, add() sets it
   uint32_t program = 0;
   uint32_t ops = 0;
@@ -43,11 +43,11 @@ struct Event {
   uint64_t end = 0;
   uint64_t session = 0;
   uint64_t sequence = 0;
-  uint64_t bytes = 0;       // control bytes
-  uint64_t attachment = 0;  // attachment bytes
-  size_t first_difference = 0;
-  uint64_t first_record = 0;   // of a flush: index of its first record among all that the device recorded
-  std::string_view name = {};  // must live as long as the process
+  uint64_t bytes = 0;           // control bytes
+  uint64_t attachment = 0;      // attachment bytes
+  size_t first_difference = 0;  // FlushInfo::first_difference
+  uint64_t first_record = 0;    // of a flush: index of its first record among all that the device recorded
+  std::string_view name = {};   // must live as long as the process
   ir::SourceRef source = {};
   SourcesPtr sources = nullptr;
 };
@@ -64,6 +64,7 @@ class EventLog {
     std::vector<Event> events;
     uint64_t dropped = 0;
   };
+  // Ends the recording. Returns its events, and the number of those that exceeded the limit.
   static Recorded stop();
 
   // Adds an event if the log is on.

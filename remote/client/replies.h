@@ -27,7 +27,8 @@ class Replies {
  public:
   Replies(Transport& transport, const ProgramCache& programs) : transport_(transport), programs_(programs) {}
 
-  // Waits until `messages` more messages with `bytes` bytes of uploads may be in flight.
+  // Waits until `messages` more messages with `bytes` bytes of uploads may be in flight. An upload of more bytes than
+  // the limit may be in flight alone. Returns kLost if the worker is lost; nothing else ends the wait.
   Status reserve(size_t messages, size_t bytes);
   // Waits until a quarter of the limit on messages in flight is free, so that reserve() hardly ever waits. Unlike
   // reserve(), this calls `keep_waiting`, which takes locks of the caller (the GIL): call it with none held.
@@ -49,8 +50,9 @@ class Replies {
   Status wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error,
               bool keep_expecting = false);
 
-  // Adds the deferred failures to *error, the result of a synchronize, before the failures that *error has already.
-  // Deferred failures are those of programs that could not be built, and those in replies to interrupted waits.
+  // Adds the deferred failures to *error, the result of a synchronize. The first one becomes *error itself. The others
+  // and the previous *error follow in more_errors, in this order. Deferred failures are those of programs that could
+  // not be built, and those in replies whose wait was interrupted.
   void take_deferred(OpError* error);
 
   // Says that profile parts from this message on are to be stored, at most `limit` events.
@@ -58,14 +60,15 @@ class Replies {
   // Returns the profile parts that came since start_profile.
   WorkerProfile take_profile();
 
-  // Records `error` for a run that cannot be sent. The wait for that run (`sequence`) reports it, and so do reads of
-  // the buffers [first_result_id, first_result_id + count) that it should have created. Without such a wait,
-  // take_deferred reports it.
+  // Records `error` for a run (`sequence`) that cannot be sent. If its reply is expected, wait() returns the error;
+  // otherwise take_deferred() reports it. failure_of() returns it for the buffers that the run should have created.
+  // Their ids are [first_result_id, first_result_id + count).
   void fail(uint64_t sequence, uint64_t first_result_id, uint64_t count, OpError error);
   // The error that fail() recorded for this buffer, if any.
   std::optional<OpError> failure_of(uint64_t buffer) const;
 
-  // Says that the connection failed during a send.
+  // Says that the connection failed during a send. Messages that arrived before are handled first. The first reason for
+  // the loss stays in health().
   void set_connection_lost(const Status& why);
   // Returns ok, or kLost with the reason.
   Status health() const;
@@ -76,7 +79,7 @@ class Replies {
   uint64_t last_sent() const;
 
   struct Totals {
-    uint64_t bytes_received = 0;  // control bytes
+    uint64_t bytes_received = 0;  // headers and control bytes
     uint64_t kernels_compiled = 0;
     uint64_t groups_without_kernel = 0;
     uint64_t back_pressure_waits = 0;
@@ -87,7 +90,7 @@ class Replies {
  private:
   struct Slot {
     bool done = false;
-    bool unwanted = false;  // nobody waits: the reply and its error are dropped when they come
+    bool unwanted = false;  // no thread waits: the reply and its error are dropped when they arrive
     Frame reply;
     std::optional<OpError> error;
   };
@@ -124,9 +127,9 @@ class Replies {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  bool receiving_ = false;
-  Status lost_;
-  uint64_t lost_at_ = 0;
+  bool receiving_ = false;          // a leader receives
+  Status lost_;                     // ok, or kLost with the reason
+  uint64_t lost_at_ = 0;            // when lost_ was set, in ns (monotonic_ns)
   std::map<uint64_t, Slot> slots_;  // by sequence
   std::vector<OpError> deferred_;
   uint64_t omitted_errors_ = 0;  // failures in excess of deferred_

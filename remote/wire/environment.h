@@ -13,8 +13,9 @@ namespace torch_remote::remote {
 
 struct EnvironmentVariable {
   std::string_view name;
-  // The allowed values: words with '|' between them (the first is the default, unless it is empty), "number" (1 or
-  // more), or "" (any text; the code that reads it validates it). An empty value counts as not set.
+  // The allowed values. "number": an integer from 1 to 999999. "": any text, which the code that reads the variable
+  // must check. Otherwise, words with '|' between them; the first one is the default, and if it is empty, there is
+  // none. An empty value counts as not set.
   std::string_view allowed;
   std::string_view meaning;  // one line of Markdown
 };
@@ -35,8 +36,10 @@ const char* environment_value(const char* name);
 // The folder of the Python package: $TORCH_REMOTE_PACKAGE, or the package whose bin/ holds this executable.
 std::filesystem::path package_folder();
 
-// The package's ATen plugin for the torch whose libraries are in $TORCH_REMOTE_TORCH_LIB, or next to the package. If
-// only libraries are there, their version is unknown; the plugin for the newest torch is returned.
+// The path of the package's ATen plugin for one version of torch. It is the version of the libraries in
+// $TORCH_REMOTE_TORCH_LIB or, if that is not set, in torch/lib next to the package. The file version.py in the folder
+// above the libraries names the version. Without that file, the result is the package's plugin for the newest torch.
+// The file at the path may not exist.
 std::filesystem::path aten_plugin();
 
 }  // namespace torch_remote::remote

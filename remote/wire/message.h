@@ -24,8 +24,8 @@ inline std::span<const uint8_t> bytes(const flatbuffers::Vector<uint8_t>* vector
   return vector ? std::span<const uint8_t>(vector->data(), vector->size()) : std::span<const uint8_t>();
 }
 
-// Copies `vector`, which may be absent, into `*copy`, a container of T. Other reads are invalid for elements of 8
-// bytes, because `verify` checks the alignment of a vector, but not of its elements.
+// Copies `vector`, which may be null, into `*copy`, a container of T. Do not read elements of 8 bytes in another way,
+// because they may be misaligned. verify() checks only the alignment of the vector's size.
 template <class T, class Container>
 void assign(const flatbuffers::Vector<T>* vector, Container* copy) {
   static_assert(std::is_same_v<typename Container::value_type, T>);

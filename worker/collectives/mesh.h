@@ -32,7 +32,8 @@ struct Incoming {
   Label label;
   std::span<std::byte> bytes;  // The message must have exactly this size.
   bool done = false;           // Set when the message has arrived; `peer` is the sender then.
-  // If not 0: the message is not wanted. It has this many bytes, which are dropped; `bytes` is empty.
+  // If not 0: the caller does not want the message, which has this many bytes. They are read and dropped, and `bytes`
+  // must be empty.
   uint64_t dropped = 0;
   uint64_t nbytes() const { return bytes.size() + dropped; }
 };
@@ -47,14 +48,16 @@ inline Status collective_failed(std::string message, const char* exception_type 
 // The time limit of an op, and a function that may end it earlier.
 struct OpLimits {
   std::chrono::milliseconds time{1'800'000};
-  // May be null. Called about every 20 ms, on any thread; returns true if the client is gone or gave up.
+  // Returns true if the op must end, because the client is gone or was interrupted. May be null. The thread that drives
+  // the mesh calls it about every 20 ms, with the mesh locked, so it must not call the mesh.
   std::function<bool()> interrupted = {};
 };
 
 struct MeshOptions {
   // Names for error messages, one per rank: "remote:1"; empty: they are ranks of a process group.
   std::vector<std::string> names = {};
-  // Bytes that are stored from a peer while no receive waits for it.
+  // While no receive waits for a peer, nothing more is read from it once this many bytes from it are stored. The last
+  // stored message may exceed this.
   size_t max_stored_bytes = size_t{64} << 20;
   // Stored bytes count against the limit of this allocator, which must outlive the mesh; null: there is no limit.
   CachingAllocator* memory = nullptr;
@@ -80,24 +83,32 @@ class Mesh {
   bool has(int rank) const;
   uint32_t capabilities_of(int rank) const;  // 0 for ranks that were not added.
 
-  // Sends and receives all messages concurrently. Messages to one peer, and from one peer, keep the given order.
-  // Messages that arrive before a receive asks for them are stored. While no receive waits for a peer, at most
-  // `max_stored_bytes` bytes from it are stored; otherwise there is no limit. So ranks that send to each other do not
-  // wait for each other. If the session's memory limit leaves no space for a message, the message is not read until a
-  // receive asks for it. A receive that asks for a later message then fails. Errors are kOpFailed, and name the other
-  // rank and the op. A sender may send an error instead of a message (CollectiveOp::kSkipped; its bytes are the error's
-  // exception type, a newline and the message). Then only the exchange that asks for this message fails.
+  // Sends and receives all messages concurrently, and waits until that is done. Messages to one peer, and those from
+  // one peer, keep the given order. A message that arrives before a receive asks for it is stored. While a receive
+  // waits for a peer, MeshOptions::max_stored_bytes does not apply to that peer. So ranks that send to each other do
+  // not wait for each other.
+  //
+  // If MeshOptions::memory leaves no space for a message, the message is not read until a receive asks for it. A
+  // receive that asks for a later message then fails.
+  //
+  // Errors are kOpFailed, and name the other rank and the op, or kOutOfMemory. They break the mesh. There is one
+  // exception: a sender may send an error instead of a message (CollectiveOp::kSkipped). The bytes of such a message
+  // are the error's exception type, a newline and the error's text. Then only the exchange that asks for this message
+  // fails, once its other messages are done.
   Status exchange(std::span<const Outgoing> sends, std::span<Incoming> receives, const OpLimits& limits);
 
   // Begins an exchange without waiting. The caller must make sure that some thread calls drive() until `finished` was
-  // called. `finished` is called once, by the thread that completes the exchange, maybe by begin() itself. It must not
-  // call the mesh. `bytes` must stay valid until then.
+  // called. `finished` is called once, with the mesh locked, so it must not call the mesh. The thread that completes
+  // the exchange calls it; this may be begin() itself. The bytes of all messages must stay valid until then.
   using Finished = std::function<void(const Status& status, std::span<const Incoming> receives)>;
   void begin(std::vector<Outgoing> sends, std::vector<Incoming> receives, const OpLimits& limits, Finished finished);
-  // Does all work that is possible without waiting, and waits at most 20 ms for more. It waits less if an exchange
-  // finishes, or if wake() was called since wakes() returned `wakes`.
+  // Sends and receives what is possible without waiting, then waits for at most 20 ms until more is possible. If
+  // another thread does so already, this thread only waits. The wait ends early if an exchange finishes or wake() is
+  // called. `wakes`: what wakes() returned before the caller looked for other work. If wake() was called since then,
+  // there is no wait.
   void drive(uint64_t wakes);
   void wake();
+  // How often wake() was called.
   uint64_t wakes() const { return wakes_; }
 
   // Breaks the mesh, as if an op had failed. Returns `why`, or the reason that broke it earlier.

@@ -20,7 +20,7 @@
 // free neighbors. Every block is aligned to 64 bytes, large ones to 4096.
 namespace torch_remote::worker {
 
-// Counters of one kind of resource. They are unsigned and never below 0.
+// Counters of one kind of resource. Each decrease undoes an earlier increase, so `current` never wraps around.
 struct MemoryStat {
   uint64_t current = 0;
   uint64_t peak = 0;       // Maximum of `current`.
@@ -57,18 +57,20 @@ struct Segment {
 class SegmentSource {
  public:
   virtual ~SegmentSource() = default;
-  // Returns at least `size` bytes (a multiple of 4096), aligned to 4096. Called with the allocator locked.
+  // Returns a segment of at least `size` bytes, whose address is a multiple of 4096. `size` is a multiple of 4096, too.
+  // The allocator calls this with its mutex locked, so it must not call the allocator.
   virtual Segment allocate(size_t size) = 0;
 };
 
 // Anonymous memory, in huge pages where the kernel has them.
 std::unique_ptr<SegmentSource> make_anonymous_source();
 
-// Which processes access a block's bytes: the client too, through the transport's memory, or this process alone.
+// Which processes may access a block's bytes. kShared: the client, too, through the transport's shared memory.
+// kPrivate: only this process. Blocks from slabs are always kShared.
 enum class Visibility : uint8_t { kShared, kPrivate };
 
-// Thread safe. Lives until `close` was called and the last block was released. So a library may hold a block longer
-// than the session that it came from.
+// Thread safe. A `Pointer` does not delete the allocator but closes it. A closed allocator deletes itself when its last
+// block is released. So a library may hold a block longer than the session that allocated it.
 class CachingAllocator {
  public:
   static constexpr size_t kAlignment = 64;
@@ -87,36 +89,41 @@ class CachingAllocator {
   static Pointer create(std::unique_ptr<SegmentSource> source, uint64_t limit,
                         std::unique_ptr<SegmentSource> private_source = nullptr);
 
-  // Returns false if there is no memory. `buffer->nbytes` is the size asked for; a block of 0 bytes has an address,
-  // too.
+  // Returns false if there is no memory, even after unused segments are released and `reclaim` is called.
+  // `buffer->nbytes` is the size asked for. A block of 0 bytes has an address, too.
   bool allocate(uint64_t nbytes, tr_buffer* buffer, Visibility visibility = Visibility::kShared);
   // `reclaim` is called, without the lock, by an allocation that is about to fail. It may release blocks, and returns
   // whether it did; then the allocation tries once more. Set it while no other thread allocates.
   void set_reclaim(std::function<bool()> reclaim) { reclaim_ = std::move(reclaim); }
 
-  // Counts memory from elsewhere (tensors adopted from messages) in the statistics and against the limit.
+  // Counts memory from elsewhere (tensors adopted from messages) in the statistics and against the limit. The limit
+  // does not prevent this.
   void add_external(uint64_t nbytes);
   void remove_external(uint64_t nbytes);
 
-  // Counts other data that this process holds for the client (programs) against the limit. It is not in the statistics,
-  // which are about tensors. Returns false, and counts nothing, if the limit leaves less.
+  // Counts other data that this process holds for the client (programs) against the limit. Statistics of allocated and
+  // reserved bytes do not contain it, because they are about tensors. Returns false if the limit leaves less, even
+  // after unused segments are released; num_ooms then increases.
   bool charge(uint64_t nbytes);
   // Counts data that exists already, even beyond the limit; less memory is left for tensors then.
   void charge_unchecked(uint64_t nbytes);
   void discharge(uint64_t nbytes);
   // Whether the charged bytes alone exceed the limit.
   bool overcharged() const;
-  // Whether external memory exceeds the limit, even after unused segments are released.
+  // Whether reserved and charged bytes together exceed the limit, even after unused segments are released. External
+  // memory, charge_unchecked() and set_limit() can cause this.
   bool over_limit();
 
   // Releases segments without a block in use.
   void empty_cache();
 
   MemoryStats stats() const;
+  // Sets each peak to the current value.
   void reset_peak();
-  // Resets the sums of increases and decreases to 0.
+  // Sets the sums of increases and decreases, num_alloc_retries and num_ooms to 0.
   void reset_totals();
   uint64_t limit() const;
+  // Later allocations and charges obey the new limit. Memory in use is not released, even if it exceeds the limit.
   void set_limit(uint64_t limit);
 
  private:
@@ -178,7 +185,7 @@ class CachingAllocator {
   uint64_t limit_;
   uint64_t charged_ = 0;
   MemoryStats stats_;
-  uint64_t blocks_in_use_ = 0;  // Without external ones.
+  uint64_t blocks_in_use_ = 0;  // Without external memory.
   bool closed_ = false;
   std::function<bool()> reclaim_;
   std::array<Block*, kClasses> free_small_{};

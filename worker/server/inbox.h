@@ -15,12 +15,12 @@
 
 namespace torch_remote::worker {
 
-// Whether the client that sends the message does nothing until it is answered.
+// Whether the client waits for the reply to this message before it does anything else.
 bool is_waited_for(const remote::Frame& frame);
 
-// A session's messages, in order. During a long run it receives messages early and stores them. So a Cancel among them
-// takes effect at once, and it knows what the client is doing. For the thread that constructs it, except for wake() and
-// is_over().
+// A session's messages, in order. During a long run, receive_early() takes messages from the transport and stores them.
+// So a Cancel among them takes effect at once, and client_activity() knows whether the client waits. Only the thread
+// that constructs it may use it. The exceptions are wake() and is_over().
 class Inbox final : public CollectiveClient {
  public:
   explicit Inbox(remote::Transport& transport) : transport_(transport), client_load_(0) {}
@@ -32,19 +32,21 @@ class Inbox final : public CollectiveClient {
     client_load_ = ProcessLoad(known == 0 && transport_.is_peer(claimed_process) ? claimed_process : known);
   }
 
-  // Starts observing what other processes of this machine use while this worker has work. They count as a client that
-  // computes.
+  // Starts observing how much processor time other processes of this machine use while this worker has work. If they
+  // use more than half of a core, client_activity() returns TR_CLIENT_COMPUTING.
   void watch_others() { others_.emplace(); }
 
-  // Returns the next message, which is never a Cancel. Returns kTimeout after `timeout`, or after wake().
+  // Returns the next message, which is never a Cancel. Returns kTimeout if none arrives within `timeout`, or after
+  // wake(). Other errors are the transport's; kLost means that the client is gone.
   Status receive(remote::Frame* frame, std::chrono::nanoseconds timeout);
-  // When receive() was called last, in ns.
+  // When receive() was called last, in ns of CLOCK_MONOTONIC.
   uint64_t asked() const { return asked_; }
-  // Records that this message is handled from now on.
+  // Records that the session handles this message from now on.
   void begin(const remote::Frame& frame);
   uint64_t current_message() const override { return current_message_; }
 
-  // Thread safe. Makes receive() return, this time and the following ones, until forget_wake().
+  // Thread safe. Until forget_wake(), receive() does not wait: it returns a message that has arrived, or kTimeout. A
+  // receive() that waits returns now.
   void wake() override {
     woken_ = true;
     transport_.wake();
@@ -88,17 +90,17 @@ class Inbox final : public CollectiveClient {
   uint64_t current_message_ = 0;
   uint64_t looked_ = 0;       // When receive_early() ran last, in ns.
   uint64_t asked_ = 0;        // When receive() was called last, in ns.
-  bool waited_for_ = false;   // The client waits for the message that is being handled.
-  uint32_t early_waits_ = 0;  // Number of messages in early_ that the client waits for.
+  bool waited_for_ = false;   // The client waits for the reply to the message that is being handled.
+  uint32_t early_waits_ = 0;  // Number of messages in early_ for whose reply the client waits.
   ProcessLoad client_load_;
   std::optional<OtherProcessLoad> others_;
-  uint64_t idle_ = 0;           // Total time in which no message arrived, so that there was no work, in ns.
-  uint64_t client_looked_ = 0;  // When client_activity() last looked, in ns; 0: not since the last message.
-  uint64_t client_asked_ = 0;   // When it last looked at the client's process, in ns.
+  uint64_t idle_ = 0;           // Total time that receive() has waited, so that there was no work, in ns.
+  uint64_t client_looked_ = 0;  // When client_activity_ was computed, in ns; 0: not since begin().
+  uint64_t client_asked_ = 0;   // When look_at_client() ran last, in ns.
   uint64_t waits_since_ = 0;    // When the client was first seen waiting, in ns; 0: it does not wait.
-  bool client_polls_ = false;   // The client polls when it begins to wait.
-  // The client has its answer, and has sent a message that it does not wait for. It counts as computing until its
-  // processor time is measured again, because the last measurement was made while it waited.
+  bool client_polls_ = false;   // Whether the client polls when it begins to wait.
+  // Set when the client has received a reply and then sent a message without waiting. Its processor time was last
+  // measured while it waited. So the next look_at_client() assumes that it computes.
   bool client_resumed_ = false;
   tr_client_activity client_activity_ = TR_CLIENT_IDLE;
 };

@@ -15,15 +15,18 @@ namespace torch_remote::worker {
 
 // The client's messages whose work on the device is not done, in order. Replies to them are sent in this order, too.
 //
-// For the session's thread. Functions return the error of the finish() that failed, or kLost if the device is lost. All
-// tickets of a lost device are done, but its memory is gone, so the session must end.
+// For the session's thread. Functions return the error of a finish() that failed, or kLost if the device is lost. A
+// lost device reports all its tickets as done, but its memory is gone. So no finish() is called then, and the session
+// must end.
 class PendingMessages {
  public:
   PendingMessages(Device& device, Session& session, Replies& replies)
       : device_(device), session_(session), replies_(replies) {}
 
   bool empty() const { return pending_.empty(); }
-  // Calls finish() when the device has done its queued work: now, or later from settle(). Then the message is done.
+  // Calls finish() once the device has done the work that is queued now, and then marks the message as done. This
+  // happens at once if no work and no message is pending, else in settle() or drain(). `finish` is copyable, takes no
+  // arguments and returns a Status.
   template <typename F>
   Status when_done(uint64_t sequence, F&& finish);
   // Finishes the messages whose work is done.

@@ -21,11 +21,13 @@ class Casts {
   // Returns the casts for a node with an operand or result of a dtype that the CPU's kernel lacks.
   static std::optional<Casts> find(const ir::Node& node, const ir::Graph& graph);
 
-  // The stack holds the arguments. Replaces tensors of narrow dtypes by wider copies, and narrow dtypes by wide ones.
+  // The stack holds the arguments. Replaces tensors of narrow dtypes by copies in a wider dtype. Also replaces
+  // arguments that are narrow dtypes by the wider dtype.
   void widen(c10::Stack& stack) const;
 
-  // The stack holds the results. Copies what the op wrote from the tensors that `widen` made (`widened`) to
-  // `arguments`.
+  // The stack holds the results. Converts them to the dtypes that the program expects. `arguments` are the op's
+  // original arguments, and `widened` those that widen() made of them. Copies the operands that the op wrote from
+  // `widened` to `arguments`.
   void narrow(c10::Stack& stack, const std::vector<c10::IValue>& arguments, const c10::Stack& widened) const;
 
  private:

@@ -24,7 +24,7 @@ struct Plan {
 std::string choice_of(HeuristicsMode mode, size_t number);
 HeuristicsMode mode_of(std::string_view choice);
 
-// Bytes of a plan's workspace plus `more` bytes after it, at a multiple of 256.
+// Bytes of a plan's workspace, followed by `more` bytes. These begin at the next multiple of 256.
 uint64_t bytes_of(const Plan& plan, uint64_t more);
 
 // Several plans for the same graph. The first use finds a plan that works, then queues all plans again behind it to
@@ -48,14 +48,18 @@ class PlanChoice {
   // Whether the choice file named the plan, and it has not been called yet.
   bool is_from_file() const { return from_file_; }
 
-  // Calls a plan at once, and drops plans that fail. Fails if none works. If is_from_file() was true, add new plans
-  // then and try again. `settled`: plans are neither timed nor replaced by one that needs less memory. `what`: the op,
-  // for errors. `more`: see bytes_of().
+  // Calls the plans in order, at once, until one works. Plans that fail before it are removed. Then queues all plans
+  // again to time them. plans() must not be empty. Returns the last error if no plan works. If is_from_file() is true
+  // then, replace this object by one with other plans, and try again.
+  //
+  // `settled`: the first plan that works stays in use. It is neither timed nor replaced by one that needs less memory.
+  // `what`: the op, for errors. `more`: see bytes_of().
   Status first_run(Gpu& gpu, CachingAllocator& memory, const Call& call, bool settled, std::string_view what,
                    uint64_t more = 0);
   // Checks whether the timing is done. True: the fastest plan was just found.
   bool decide(Gpu& gpu);
-  // Chooses the plan and allocates its workspace; if memory is short, it takes the plan that needs the least.
+  // Chooses a plan for a call after the first one, and allocates its workspace. `*chosen` is its index in plans(). It
+  // is best(), or, if memory is short and `settled` is false, the plan that needs the least memory.
   Status take(CachingAllocator& memory, bool settled, std::string_view what, Workspace* workspace, size_t* chosen,
               uint64_t more = 0) const;
   // The GPU must not be lost.
@@ -73,9 +77,11 @@ class PlanChoice {
   bool from_file_ = false;
 };
 
-// Adds the plans from one heuristics mode to `plans` until there are `max_plans`, and their descriptors to `made`.
-// `workspace`: the largest that a plan may need, in bytes. `wanted` filters engines by their notes. `only`: only the
-// plan with this choice. Returns the error of the last plan that failed, if one did.
+// Adds the plans from one heuristics mode to `plans` until there are `max_plans`. Adds their descriptors to `made`,
+// whose owner must destroy them after the plans' last use. `workspace`: the most bytes that a plan may need. `wanted`
+// filters engines by their notes. `only`: if not null, only the plan with this choice is added. Returns the error of
+// the last plan that could not be made, even if others were added. Returns ok if none failed, even if no plan was
+// added.
 Status add_plans(const Table& table, Handle handle, Descriptor graph, HeuristicsMode mode, uint64_t workspace,
                  size_t max_plans, const std::function<bool(const std::vector<NumericalNote>& notes)>& wanted,
                  const std::string* only, std::vector<Descriptor>* made, std::vector<Plan>* plans);

@@ -23,8 +23,9 @@
 #include "worker/targets/cuda/dnn/cudnn_plans.h"
 #include "worker/targets/cuda/launch/choice_file.h"
 
-// cuDNN graphs whose kernels cuDNN compiles, which takes seconds. A background thread builds plans for problems that
-// are used more than once. Until a plan exists, another runner executes the node.
+// Plans of cuDNN graphs that are built in the background, because cuDNN compiles their kernels, which takes seconds. A
+// background thread builds plans for problems that are used more than once. Until a plan exists, another runner
+// executes the node, unless a caller uses wait().
 namespace torch_remote::worker::cuda {
 
 enum class DeferredPlanState : uint8_t { kWaiting, kReady, kRefused };
@@ -32,7 +33,7 @@ enum class DeferredPlanState : uint8_t { kWaiting, kReady, kRefused };
 struct DeferredPlanOptions {
   const dnn::Table* table = nullptr;
   uint64_t workspace = uint64_t{1} << 30;  // The most bytes of workspace that a plan may need.
-  size_t timed = 3;                        // How many heuristic results are timed.
+  size_t timed = 3;                        // How many heuristic results get plans, which are timed.
   std::string folder = {};                 // Where choices are stored; empty: nowhere. Must not be writable by others.
 };
 
@@ -48,6 +49,7 @@ class DeferredPlan {
   DeferredPlan& operator=(const DeferredPlan&) = delete;
 
   const Problem& problem() const { return problem_; }
+  // The number of plans, and the index of the one in use. Valid while the state is kReady.
   size_t plans() const { return choice_.plans().size(); }
   size_t best() const { return choice_.best(); }
 
@@ -58,17 +60,19 @@ class DeferredPlan {
   const dnn::Table& table_;
   const Problem problem_;
   uint32_t uses_ = 0;         // Uses without a plan.
-  bool is_queued_ = false;    // Queued for the thread.
+  bool is_queued_ = false;    // The plans were requested.
   bool is_finished_ = false;  // The thread has built or refused it, so `status_` and the members below are valid.
   bool ignores_choice_file_ = false;
   Status status_;
-  std::vector<dnn::Descriptor> made_;  // Each after those that it refers to.
+  // Descriptors of the graph and of plans. Each one comes after those that it refers to.
+  std::vector<dnn::Descriptor> made_;
   dnn::PlanChoice choice_;
 };
 
-// The plans of one kind of graph on one GPU's work stream. Used by one thread, with the GPU's context current. The
-// table must outlive it. A Problem is ordered and has `bool deterministic`: always the same algorithm, even if another
-// one is faster. Its key_of() is one word with everything that a plan depends on except the machine.
+// The plans of one kind of graph on one GPU's work stream. One thread uses this object, with the GPU's context current.
+// The table must outlive it. A Problem describes a call without addresses. It is ordered, and has two members. If `bool
+// deterministic` is true, all calls use the same algorithm, even if another one is faster. `key_of()` returns one word
+// with everything that a stored choice depends on except the machine. Choices of deterministic problems are not stored.
 template <typename Problem>
 class DeferredPlans {
  public:
@@ -81,15 +85,16 @@ class DeferredPlans {
   // Returns the entry of a problem, and makes it at the first call.
   Prepared find(const Problem& problem);
   State state(const DeferredPlan<Problem>& prepared);
-  // Why the problem is refused.
+  // Why the problem is refused. Valid while the state is kRefused.
   Status status(const DeferredPlan<Problem>& prepared);
   // Counts a use of the problem that another runner executes. The second use requests the plans; they are not worth
   // building for a single use.
   void count_use(const Prepared& prepared);
-  // Requests the plans and waits until they are built or refused. Errors that are not kUnsupported are tried again.
+  // Requests the plans and waits until they are built or refused. If an error other than kUnsupported refused them
+  // before, they are requested again.
   void wait(const Prepared& prepared);
 
-  // Whether the plans are not requested, as the problem was not used often enough or the queue of requests was full.
+  // Whether nothing has requested the plans: the problem was not used often enough, or the queue of requests was full.
   bool is_not_requested(const DeferredPlan<Problem>& prepared);
   // The number of requests that the thread has finished, with plans or with an error.
   uint64_t finished() const { return finished_.load(std::memory_order_acquire); }
@@ -105,17 +110,22 @@ class DeferredPlans {
   DeferredPlans(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options, std::string_view what)
       : gpu_(std::move(gpu)), memory_(memory), options_(std::move(options)), table_(*options_.table), what_(what) {}
 
-  // `file`: the kind of the choice file. Must be called first.
+  // Creates cuDNN's handle and reads the choice file, whose name has the extension `file`. Call it once, before the
+  // other functions.
   Status begin(std::string_view file);
+  // Waits for the background thread to end, and destroys the plans and the handle.
   void close();
 
   const dnn::Table& table() const { return table_; }
   dnn::Handle handle() const { return handle_; }
 
-  // Queues a problem that is ready. The first call is immediate, as only the call shows whether the plan works.
-  // kUnsupported: the plan does not work, and the problem is refused from now on. `words`: addresses and numbers,
-  // everything that distinguishes calls. `more`: bytes after the plan's workspace. `call` executes a plan; it lives as
-  // long as the queued work.
+  // Executes a plan of a problem whose state is kReady. The first call is made at once, because only a call shows
+  // whether a plan works. Later calls are queued. kUnsupported: no plan works, and the problem is refused from now on.
+  // If the plan came from the choice file, plans are instead requested again without that file. kOutOfMemory: there is
+  // no memory for the workspace. If the GPU is lost, this does nothing and returns ok.
+  //
+  // `words`: addresses and numbers, everything that distinguishes calls. `more`: bytes that the call needs after the
+  // plan's workspace. `call` executes a plan; it lives as long as the queued work.
   Status run_plan(const Prepared& prepared, std::initializer_list<uint64_t> words, uint64_t more,
                   dnn::PlanChoice::Call call);
 
@@ -123,15 +133,17 @@ class DeferredPlans {
   // Builds the graph. `made` receives its descriptor and those of everything in it. Called by the thread.
   virtual Status describe(const Problem& problem, dnn::Handle handle, std::vector<dnn::Descriptor>* made,
                           dnn::Descriptor* graph) const = 0;
-  // Heuristics are asked level by level until an engine has a plan. A stored choice may be of any level.
+  // How many levels there are. The heuristics are asked level by level, until an engine has a plan. The last level
+  // accepts all engines that any level accepts; a stored choice may be any of these.
   virtual size_t levels() const { return 1; }
-  // Whether an engine with these notes is acceptable.
+  // Whether an engine with these numerical notes is acceptable at this level.
   virtual bool suits(const Problem&, const std::vector<dnn::NumericalNote>&, size_t /*level*/) const { return true; }
-  // Returns an error if the plans of this level must be rejected.
+  // Returns an error if the problem must be refused although this level has plans.
   virtual Status check(const Problem&, size_t /*level*/) const { return {}; }
   // How many heuristic results get plans.
   virtual size_t max_plans(const Problem& problem) const { return problem.deterministic ? 1 : options_.timed; }
-  // Whether no other runner executes these problems. Then a problem is not refused because one call failed.
+  // Whether no other runner executes these problems. Then run_plan() returns the error of a failed call, and does not
+  // refuse the problem.
   virtual bool is_only_runner() const { return false; }
 
   void request(const Prepared& prepared);
@@ -147,9 +159,13 @@ class DeferredPlans {
   const std::string_view what_;
   dnn::Handle handle_ = nullptr;
   std::map<Problem, Prepared> problems_;
-  ChoiceFile file_;  // Read by the background thread, written by the user's thread.
+  // The background thread calls find(), which uses only what begin() has read. The thread that uses this object calls
+  // add(), which writes to disk only. So there is no lock.
+  ChoiceFile file_;
 
-  std::mutex mutex_;  // Guards the members below, and what the thread does with requested problems.
+  // Guards the members below, and `is_queued_`, `is_finished_` and `status_` of all problems. From the request until
+  // `is_finished_` is set, the background thread owns the problem's descriptors and plans.
+  std::mutex mutex_;
   std::condition_variable wake_, made_;
   std::deque<Prepared> requests_;
   bool closing_ = false;

@@ -1,7 +1,8 @@
 #pragma once
 
-// The parts of CUDA C++ that kernels need, without CUDA's headers; for clang. Arithmetic is in f64 or i64 and rounded
-// to a tensor's dtype, which is an argument: these kernels are memory-bound.
+// The parts of CUDA C++ that hand-written kernels need, without CUDA's headers. Only clang compiles this file. A kernel
+// is compiled once for all dtypes: it computes in f64 or i64, and rounds results to the dtype that its arguments name.
+// This costs little time, because the kernels are memory-bound.
 
 #include "codegen/formulas/functions_generated.h"
 #include "worker/targets/cuda/kernels/arguments.h"
@@ -19,7 +20,8 @@ using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned;
 
-// Indices of the launch, which has one dim.
+// Indices and sizes of the launch, which has one dim. A loop over items starts at first_item() and steps by
+// all_threads().
 __device__ inline i64 thread() { return __nvvm_read_ptx_sreg_tid_x(); }
 __device__ inline i64 threads() { return __nvvm_read_ptx_sreg_ntid_x(); }
 __device__ inline i64 block() { return __nvvm_read_ptx_sreg_ctaid_x(); }
@@ -41,6 +43,7 @@ __device__ inline i64 divide(i64 x, i64 y) {
 
 // -- dtypes
 
+// The numbers of ir::DType.
 enum : i64 {
   kUInt8 = 0,
   kInt8 = 1,
@@ -64,6 +67,8 @@ __device__ inline u16 to_bfloat16(float x) {
   return static_cast<u16>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
+// Load or store element `i` of an array. The functions for floats require is_float(dtype), those for integers an
+// integer dtype or bool.
 __device__ inline double load_float(u64 address, i64 i, i64 dtype) {
   switch (dtype) {
     case kFloat16:
@@ -140,8 +145,8 @@ __device__ inline double rounded(double x, i64 dtype) {
   }
 }
 
-// Stores an element of `move`, which copies `item` bytes. `kShared`: other threads may write the same value there
-// concurrently.
+// move() copies one element of `item` bytes (1, 2, 4, 8 or 16) with put(). Positions are in elements. `kShared`: other
+// threads may write the same value to this element concurrently.
 template <typename T, bool kShared>
 __device__ inline void put(u64 to, i64 at, T x) {
   if (kShared) {
@@ -173,8 +178,9 @@ __device__ inline void move(u64 to, i64 to_at, u64 from, i64 from_at, i64 item) 
 
 // -- failures that depend on data
 
-// codegen::gpu::IndexRecord; the first failure wins. All operands of a kernel belong to one op, so `unfailed_operands`
-// is not written.
+// The layout of codegen::gpu::IndexRecord. fail() keeps the first failure. `record`
+// is the address of a FailureRecord, or has the bit kIndirectRecord. All operands of a kernel belong to one op, so
+// fail() does not write `unfailed_operands`.
 struct FailureRecord {
   u32 operand, unfailed_operands;
   i64 index, bound;

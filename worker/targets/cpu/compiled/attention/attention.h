@@ -17,28 +17,32 @@ namespace torch_remote::worker::kernels {
 // The loops for a kernel target (host_target, kernel_runner.h); null if there are none.
 const AttentionLoops* attention_loops(std::string_view target);
 
-// The location of a call's tensor in the run's buffers.
+// Where a tensor of a call lies in the run's buffers.
 struct TensorLocation {
   uint32_t buffer = 0;
-  int64_t offset = 0;  // bytes
-  AttentionTensor AttentionCall::* tensor = nullptr;
+  int64_t offset = 0;                                 // bytes
+  AttentionTensor AttentionCall::* tensor = nullptr;  // the call's field for it
 };
 
-// `remote::attention` or its gradient, with the sizes of one run: queries [batch, heads, queries, size], keys and
-// values that several query heads may share. The dtype is f32, bf16 or f16; the arithmetic is f32.
+// `remote::attention` or its gradient, with the sizes of one run. Queries are [batch, query heads, queries, size], keys
+// are [batch, heads, keys, size], and values are [batch, heads, keys, value size]. The number of query heads is a
+// multiple of that of heads, so several query heads may share keys and values. The dtype is f32, bf16 or f16; the
+// arithmetic is f32.
 class Attention {
  public:
-  // Returns null if the loops do not support the node: its dtype, sizes that do not match (the next runner reports that
-  // error), or nothing to compute.
+  // Returns null if the loops do not support the node: for example, because of its dtype, or because a tensor has no
+  // elements. Returns null also if sizes do not match; the next runner reports that error. `values`: the values of the
+  // graph's symbols in this run. `loops` must outlive the result.
   static std::unique_ptr<Attention> bind(const ir::Graph& graph, const ir::Node& node, std::span<const int64_t> values,
                                          const AttentionLoops& loops);
 
-  // The estimated work, in points of compiled kernels (Launches::points).
+  // The estimated work, in the unit of Launches::points().
   double points() const;
-  // Bytes of memory in addition to the buffers: one thread's scratch memory, and the partial results of all pieces
-  // (KeySplit).
+  // Bytes that a run needs in addition to the buffers. They are the scratch memory of one thread, and the partial
+  // results of all pieces of the keys (KeySplit).
   size_t scratch() const;
-  // The order of arithmetic depends on sizes alone: `parallel` only assigns tasks to threads.
+  // Computes the results. `buffers` are the graph's. The order of arithmetic depends on sizes alone: `parallel` only
+  // assigns tasks to threads. If `parallel` is empty, this thread runs all tasks.
   void run(std::span<const tr_buffer> buffers, const ParallelFor& parallel);
 
  private:

@@ -16,8 +16,9 @@
 // Needs no GPU.
 namespace torch_remote::worker::cuda {
 
-// Whether cuDNN may support the node's op and dtypes.
+// Whether the op is a convolution or its gradient.
 bool is_convolution_op(ir::Opcode opcode);
+// Whether cuDNN may support the node: its op is a convolution, and all its tensors have the same supported dtype.
 bool is_convolution(const ir::Graph& graph, const ir::Node& node);
 
 // Which tensor is computed from the other two: the output, the gradient of the image, or the gradient of the filter.
@@ -31,13 +32,15 @@ struct ConvolutionProblem {
   bool adds_bias = false;      // The forward pass adds one number per channel.
   bool tf32 = false;           // f32 operands may be rounded to tf32.
   bool deterministic = false;  // Always the same algorithm, with reproducible sums, even if another one is faster.
-  // [batch, channels, space...], [output channels, channels / groups, space...], [batch, output channels, space...].
-  // There are 2 or 3 space dims, and the lists below have one number for each.
+  // Sizes: the image is [batch, channels, space...], the filter [output channels, channels / groups, space...], and the
+  // output [batch, output channels, space...]. There are 2 or 3 space dims, and the lists below have one number for
+  // each.
   std::vector<int64_t> image, filter, output;
   std::vector<int64_t> padding, padding_after, stride, dilation;
   auto operator<=>(const ConvolutionProblem&) const = default;
 
-  // Everything that a plan depends on except the machine, as one word.
+  // One word with everything that a stored choice depends on except the machine. It lacks `deterministic`, because
+  // choices of deterministic problems are not stored.
   std::string key_of() const;
 };
 
@@ -66,7 +69,9 @@ struct ConvolutionPlan {
 // The layout of the calls: the one that needs fewer copies, or the other one. f64 is never channels last.
 enum class ConvolutionLayout : uint8_t { kPreferred, kOther };
 
-// Makes the plan for one run's values (as OpNode has them). kUnsupported: the message says why.
+// Makes the plan for one run. `values`: the values of the graph's symbols. `symbols` receives the symbols that the plan
+// depends on, even on failure. kUnsupported: cuDNN cannot execute the node, and the message says why. Other errors are
+// those that torch raises. The caller sets `adds_bias`, `tf32` and `deterministic` of the calls' problems.
 Status plan_convolution(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values,
                         ConvolutionLayout layout, ConvolutionPlan* plan, std::vector<ir::Sym>* symbols);
 
