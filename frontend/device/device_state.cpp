@@ -12,6 +12,7 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <sstream>
+#include <utility>
 
 #include "frontend/device/build_program.h"
 #include "frontend/device/current_device.h"
@@ -311,8 +312,9 @@ void restart(c10::DeviceIndex device) {
       s.ended[device].add(counters);
     }
   }
-  stop(s.connections[device]);
-  s.connections[device] = {};
+  Connection ended = std::exchange(s.connections[device], {});
+  lock.unlock();  // other devices need not wait for this worker
+  stop(ended);
 }
 
 int worker_process(c10::DeviceIndex device) {

@@ -90,15 +90,14 @@ Status ReplayLog::append(const wire::Header& header, std::span<const uint8_t> co
   if (header.type == static_cast<uint8_t>(wire::Type::kLoadProgram)) {
     programs_->writer->sent(header, control, attachment);
     ++program_count_;
-    if (programs_->writer->is_open()) return {};
-    not_repeatable_ = not_repeatable_since_cut_ = "its programs could not be written to disk in '" + folder_ + "'";
-    return Status::invalid(not_repeatable_);
+    return programs_usable();
   }
   if (header.type == static_cast<uint8_t>(wire::Type::kUnloadPrograms)) {
     const auto* message = wire::verify<wire::UnloadPrograms>(control);
     std::vector<uint32_t>& dropped = cutting_ ? dropped_since_cut_ : dropped_;
     if (message != nullptr) dropped.insert(dropped.end(), message->programs()->begin(), message->programs()->end());
   }
+  if (Status status = programs_usable(); !status) return status;
   std::string& spoiled = cutting_ ? not_repeatable_since_cut_ : not_repeatable_;
   if (!spoiled.empty()) return Status::invalid(spoiled);
   File& file = *messages_.back();
@@ -142,8 +141,19 @@ void ReplayLog::mark_not_repeatable(const std::string& why) {
   if (cutting_ && not_repeatable_since_cut_.empty()) not_repeatable_since_cut_ = why;
 }
 
+Status ReplayLog::programs_usable() const {
+  if (programs_->writer->is_open()) return {};
+  return {ErrorCode::kLost, "a program could not be written to disk in '" + folder_ + "'"};
+}
+
+bool ReplayLog::may_become_usable() const {
+  std::lock_guard lock(mutex_);
+  return programs_usable().ok();
+}
+
 Status ReplayLog::usable() const {
   std::lock_guard lock(mutex_);
+  if (Status status = programs_usable(); !status) return status;
   const std::string& why = not_repeatable_.empty() && cutting_ ? not_repeatable_since_cut_ : not_repeatable_;
   return why.empty() ? Status() : Status(ErrorCode::kLost, why);
 }
@@ -193,6 +203,7 @@ Status ReplayLog::commit_checkpoint() {
 void ReplayLog::compact() {
   constexpr size_t kFew = 64;
   FilePtr file;
+  if (!programs_usable()) return;
   if (dropped_before_checkpoint_.size() < kFew + program_count_ / 2 || !make(&file)) return;
   uint64_t offset = 0;
   size_t count = 0;

@@ -30,9 +30,9 @@ class ReplayLog {
   // count.
   static Status open(const std::string& folder, uint64_t limit, std::unique_ptr<ReplayLog>* log);
 
-  // Appends the message that the client sends next. Returns kInvalid if it cannot be logged: the limit is reached, the
+  // Appends the message that the client sends next. Returns an error if it cannot be logged: the limit is reached, the
   // disk is full, or the log was unusable already. The log is then unusable until a checkpoint is committed that was
-  // cut later.
+  // cut later. If a program cannot be logged, the log stays unusable.
   Status append(const wire::Header& header, std::span<const uint8_t> control, std::span<const std::byte> attachment);
   // Marks an appended message as not sent.
   void forget(uint64_t sequence);
@@ -44,6 +44,8 @@ class ReplayLog {
   void mark_not_repeatable(const std::string& why);
   // Returns ok, or the reason why the session cannot be rebuilt from this log.
   Status usable() const;
+  // False if no checkpoint can make the log usable, because it lacks a program.
+  bool may_become_usable() const;
   // Bytes of messages since the last checkpoint, or since cut() while a new checkpoint is being made.
   uint64_t size() const;
 
@@ -81,6 +83,7 @@ class ReplayLog {
   using FilePtr = std::shared_ptr<File>;
   ReplayLog(std::string folder, uint64_t limit) : folder_(std::move(folder)), limit_(limit) {}
   Status make(FilePtr* file) const;
+  Status programs_usable() const;  // requires mutex_
   // Requires mutex_. Removes programs that were dropped before the last checkpoint, if they are at least half of all.
   void compact();
   static Status visit_file(const File& file, uint64_t* offset, const Visit& visit);

@@ -173,8 +173,8 @@ class ReplayTransportImpl final : public ReplayTransport {
   Status commit_checkpoint() override;
   void abandon_checkpoint() override { log_->abandon_checkpoint(); }
   bool checkpoint_due() const override {
-    return log_->size() > options_.limit / 2 || !log_->usable() ||
-           Clock::now() - last_checkpoint_.load() > options_.every;
+    return log_->may_become_usable() && (log_->size() > options_.limit / 2 || !log_->usable() ||
+                                         Clock::now() - last_checkpoint_.load() > options_.every);
   }
   uint64_t restored() const override {
     std::lock_guard lock(mutex_);
