@@ -39,7 +39,7 @@ class Builder {
   Term make(const Value& value);
   // Copies a value from the kernel that expand_functions rewrites. Appends it even if an equal value exists.
   uint32_t append(const Value& value);
-  // The result of a comparison is bool. That of `where` has the type of `b`, and any other one has the type of `a`.
+  // A comparison results in a bool. `where` results in the type of `b`, and any other op in the type of `a`.
   Term op(ScalarOp op, Term a, Term b = {}, Term c = {});
   Term constant(DType type, double number);
   Term integer_constant(DType type, int64_t number);

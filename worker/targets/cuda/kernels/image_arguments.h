@@ -53,7 +53,7 @@ struct ResampleArguments {
 struct FoldArguments {
   ImageView image = {};  // Written; two space dims.
   u64 columns = 0;
-  i64 column_strides[3] = {};  // Of the three dims of `columns`.
+  i64 column_strides[3] = {};  // strides along the three dims of `columns`
   i64 batch = 1, channels = 1;
   i64 sizes[3] = {1, 1, 1}, windows[2] = {};
   i64 kernel[2] = {}, stride[2] = {}, padding[2] = {}, dilation[2] = {};
