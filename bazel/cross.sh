@@ -6,7 +6,7 @@
 #   bazel/cross.sh aarch64 run COMMAND       a command in which programs for aarch64 run, for example a worker from bazel-out
 #   bazel/cross.sh aarch64 sessions [--only PART...]    clients and workers, each with each (tests/package/cross_sessions.py)
 #   bazel/cross.sh aarch64 sysroot           only prepares what the build needs
-# The first call downloads packages (1 GB) into ~/.cache/torch-remote/sysroot/aarch64, which takes 4 GB. Nothing else of
+# The first call downloads packages (1 GB) into ~/.cache/torch-remote/sysroot/aarch64, which takes 2.1 GB. Nothing else of
 # the machine changes, except that two packages are installed: the compiler and qemu-user.
 set -euo pipefail
 root=$(dirname "$(dirname "$(readlink -f "$0")")")

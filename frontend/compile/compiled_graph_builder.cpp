@@ -231,11 +231,17 @@ void CompiledGraphBuilder::make_tensor_input(py::handle val, GraphInput& in, Val
   check_device(on);
   in.kind = GraphInput::Kind::kTensor;
   const auto sizes = tensor.sym_sizes(), strides = tensor.sym_strides();
-  for (size_t i = 0; i < sizes.size(); ++i) in.sizes.push_back(input_size(in, sizes[i], static_cast<uint32_t>(i)));
-  for (size_t i = 0; i < strides.size(); ++i) {
-    const auto stride = symbols_.find(strides[i]);
-    if (!stride) throw_unsupported("an input has a stride that a program cannot represent");
-    in.strides.push_back(*stride);
+  const Symbols::Mark before = symbols_.mark();
+  try {
+    for (size_t i = 0; i < sizes.size(); ++i) in.sizes.push_back(input_size(in, sizes[i], static_cast<uint32_t>(i)));
+    for (size_t i = 0; i < strides.size(); ++i) {
+      const auto stride = symbols_.find(strides[i]);
+      if (!stride) throw_unsupported("an input has a stride that a program cannot represent");
+      in.strides.push_back(*stride);
+    }
+  } catch (const UnsupportedNode&) {
+    symbols_.forget_since(before);  // No input sets the parameters of `in`, so no other tensor may use them.
+    throw;
   }
   in.param = symbols_.new_param();
   const uint32_t buffer = new_buffer(ir::BufferKind::kInput, kNoSym, static_cast<uint32_t>(spec_->inputs.size()));

@@ -135,6 +135,11 @@ std::optional<Sym> Symbols::convert(py::handle expr) {
   return std::nullopt;
 }
 
+void Symbols::forget_since(const Mark& mark) {
+  for (; owned_exprs_.size() > mark.objects; owned_exprs_.pop_back()) by_object_.erase(owned_exprs_.back().ptr());
+  while (by_value_.size() > mark.values) by_value_.attr("popitem")();
+}
+
 void Symbols::close() {
   graph_.params = params_;
   for (ir::Expr& expr : graph_.exprs) {

@@ -45,6 +45,13 @@ class Symbols {
   // because a parameter among ir::View::sizes must be neither.
   std::optional<ir::Sym> find_size(const c10::SymInt& value);
 
+  // Forgets the expressions that became known after `mark` was taken. Their symbols stay valid.
+  struct Mark {
+    size_t values = 0, objects = 0;
+  };
+  Mark mark() const { return {by_value_.size(), owned_exprs_.size()}; }
+  void forget_since(const Mark& mark);
+
   // Called for an expression that cannot be computed from defined ones; returns its symbol, if any.
   std::function<std::optional<ir::Sym>(pybind11::handle expr)> on_unknown;
 

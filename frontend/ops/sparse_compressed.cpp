@@ -218,8 +218,6 @@ Tensor compressed_mm(const Tensor& self, const Tensor& other) {
   return sparse_addmm(left, other.t(), left, 0, 1).t();
 }
 
-// The CSR row pointers of elements that are sorted by row: the number of elements before each row, followed by the
-// total.
 Tensor to_csr(const Tensor& rows, int64_t size, bool int32) {
   const Tensor begins = at::arange(size + 1, rows.options());
   return at::searchsorted(rows.contiguous(), begins, int32);
@@ -242,7 +240,6 @@ Tensor to_coo(const Tensor& crow, const Tensor& columns, bool int32, bool transp
   return at::stack(all);
 }
 
-// The checks for which torch's implementation reads memory.
 void validate(bool is_row_major, const Tensor& compressed, const Tensor& plain, int64_t compressed_size,
               int64_t plain_size, int64_t nnz) {
   const char* names[2] = {is_row_major ? "crow_indices" : "ccol_indices", is_row_major ? "col_indices" : "row_indices"};

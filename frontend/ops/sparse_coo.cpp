@@ -28,7 +28,6 @@ Tensor make_coo(const Tensor& like, const Tensor& indices, const Tensor& values,
                                                       values, values.options().layout(at::kSparse), coalesced);
 }
 
-// The elements' linear positions in the sparse dims, in row-major order.
 Tensor linear_positions(const Tensor& indices, IntArrayRef sizes) {
   if (indices.size(0) == 0) return at::zeros({indices.size(1)}, indices.options());
   Tensor place = indices.select(0, 0);
@@ -48,7 +47,6 @@ static Tensor indices_of(const Tensor& places, int64_t sparse_dim, IntArrayRef s
   return at::stack(all);
 }
 
-// rows[index[i]] += values[i], for `count` rows. For bool the sum is a logical or, like torch's addition.
 Tensor sum_rows_by_index(const Tensor& values, const Tensor& index, int64_t count) {
   std::vector<int64_t> sizes = values.sizes().vec();
   sizes[0] = count;
@@ -231,8 +229,6 @@ Tensor mask(const Tensor& self, const Tensor& mask) {
 
 Tensor project(const Tensor& self, const Tensor& onto, bool) { return mask(self, onto); }
 
-// For each element of `wanted`, finds all its positions in `keys`, which need not be sorted. Returns two tensors with
-// the pairs (index in `wanted`, position in `keys`), ordered by the index.
 std::pair<Tensor, Tensor> join(const Tensor& wanted, const Tensor& keys) {
   const auto [sorted, order] = at::sort(keys, /*stable=*/true, 0, false);
   const Tensor begin = at::searchsorted(sorted, wanted), end = at::searchsorted(sorted, wanted, false, /*right=*/true);
@@ -268,7 +264,6 @@ Tensor select_index(const Tensor& self, int64_t dim, const Tensor& index) {
   return make(indices, self._values().index_select(0, at), dim == 0 && self.is_coalesced());
 }
 
-// The gradient of a sum over `dims`: each element gets the gradient of the element that it was added to.
 Tensor sum_backward(const Tensor& grad, const Tensor& self, IntArrayRef dims) {
   std::vector<bool> gone(self.dim());
   for (const int64_t dim : dims) gone[at::maybe_wrap_dim(dim, self.dim())] = true;

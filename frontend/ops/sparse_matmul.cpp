@@ -26,8 +26,7 @@
 
 namespace torch_remote::frontend::sparse {
 
-// -- softmax over the specified elements
-// ---------------------------------------------------------------------------
+// -- softmax over the specified elements ------------------------------------------------------------------------------
 
 // Groups the elements of a coalesced tensor by line along `dim`: the number of each element's line, and the count.
 struct Lines {
@@ -111,7 +110,6 @@ static Tensor scaled_sum(const Tensor& self, Tensor product, const Scalar& beta,
   return (beta.equal(1) ? added : added.mul(beta)).add(product);
 }
 
-// beta * self + alpha * (mat1 @ mat2), where one of the matrices is sparse.
 Tensor sparse_addmm(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
                     const Scalar& alpha) {
   const bool first = mat1.layout() != at::kStrided;
@@ -126,7 +124,6 @@ Tensor sparse_addmm(const Tensor& self, const Tensor& mat1, const Tensor& mat2, 
   return scaled_sum(self, first ? times(mat1, mat2).squeeze(0) : times(mat2.t(), mat1.t()).squeeze(0).t(), beta, alpha);
 }
 
-// The same for batches of matrices.
 Tensor sparse_baddbmm(const Tensor& self, const Tensor& batch1, const Tensor& batch2, const Scalar& beta,
                       const Scalar& alpha) {
   const bool first = batch1.layout() != at::kStrided;
@@ -154,7 +151,6 @@ Tensor& sparse_addmm_in_place(Tensor& self, const Tensor& mat1, const Tensor& ma
   return self.copy_(sparse_addmm(self, mat1, mat2, beta, alpha));
 }
 
-// The matmul of a sparse matrix and a vector.
 Tensor matrix_vector(const Tensor& self, const Tensor& vector) {
   TORCH_CHECK(self.dim() == 2 && vector.dim() == 1 && self.size(1) == vector.size(0), "size mismatch, got input (",
               self.sizes(), "), vec (", vector.sizes(), ")");

@@ -251,6 +251,7 @@ def status(name: Annotated[str | None, _NAME] = None, as_json: Annotated[bool, _
 def stop(
     name: Annotated[str | None, _NAME] = None,
     everything: Annotated[bool, typer.Option("--all", help="Stop all workers that run here.")] = False,
+    as_json: Annotated[bool, _AS_JSON] = False,
 ) -> None:
     """Stop a worker: its sessions end, with their tensors."""
     entries = state.entries("workers") if everything else [_find(name)]
@@ -262,7 +263,10 @@ def stop(
             if time.monotonic() > deadline:
                 output.fail(f"{entry['name']} (process {entry['process']}) does not end; kill -9 it")
             time.sleep(0.02)
-        print(f"{entry['name']} was stopped")
+        if not as_json:
+            print(f"{entry['name']} was stopped")
+    if as_json:
+        output.print_json(entries)
 
 
 @app.command()

@@ -469,6 +469,16 @@ def test_results_that_no_program_holds(remote):
     assert same is here and more.tolist() == [2, 2]
 
 
+def test_an_input_that_no_program_takes_determines_no_size(remote):
+    """The graph does not know the row stride of `x`, which has as many rows as `y`."""
+    wide, there = torch.randn(10, 20), torch.randn(10)
+    arguments = [wide.to(remote)[:, :7], there.to(remote)]
+    graph = make_fx(lambda x, y: (x.sin(), y.cos()), tracing_mode="symbolic")(*arguments)
+    sin, cos = compiler.compile_graph(graph, guarded=True)(arguments)
+    torch.testing.assert_close(sin.cpu(), wide[:, :7].sin())
+    torch.testing.assert_close(cos.cpu(), there.cos())
+
+
 def test_a_mask_that_selects_another_number_than_torch_assumed(remote):
     """The sum makes torch assume that two elements are selected, and torch does not check it."""
 

@@ -90,6 +90,8 @@ def test_a_worker_without_a_limit_of_sessions_says_so(command):
     assert worker["sessions_limit"] == "no limit"
     assert "0 sessions, no limit" in ok(command("top", "-n", "1", "-d", "0.05"))
     assert "\ntorch_remote_sessions_limit +Inf\n" in get(entry["metrics"] + "/metrics")[1]
+    assert json.loads(ok(command("worker", "stop", "--json"))) == [entry]
+    assert json.loads(ok(command("worker", "stop", "--all", "--json"))) == []
 
 
 BUSY = """

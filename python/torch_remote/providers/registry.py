@@ -47,7 +47,7 @@ def check_may_start() -> None:
 
 
 def give_devices(machine: Machine) -> list[int]:
-    """Assigns devices to a machine: new ones or, from 16 devices on, those whose machine was stopped first."""
+    """Assigns devices to a machine: those of stopped machines, the oldest first, and then new ones."""
     given = []
     name = _MACHINE + machine.id
     with _lock:

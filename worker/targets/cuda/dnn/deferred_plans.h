@@ -148,9 +148,12 @@ class DeferredPlans {
 
   void request(const Prepared& prepared);
   void serve();  // The thread's main function.
+  // Ends the timing of the problem's plans if the GPU is done with it, and stores the choice.
+  void decide(DeferredPlan<Problem>& prepared);
   Status make(DeferredPlan<Problem>& prepared, dnn::Handle handle);
 
-  static constexpr size_t kMaxProblems = 1024, kMaxRequests = 64;
+  static constexpr size_t kMaxProblems = 1024;  // If there are so many, find() removes those that are not in use.
+  static constexpr size_t kMaxRequests = 64;
 
   const std::shared_ptr<Gpu> gpu_;
   CachingAllocator& memory_;
@@ -212,8 +215,11 @@ typename DeferredPlans<Problem>::Prepared DeferredPlans<Problem>::find(const Pro
   if (known != problems_.end()) return known->second;
   if (problems_.size() >= kMaxProblems) {
     const std::lock_guard lock(mutex_);
-    std::erase_if(problems_, [](const auto& entry) {
-      return entry.second.use_count() == 1 && (!entry.second->is_finished_ || entry.second->choice_.is_idle());
+    std::erase_if(problems_, [this](const auto& entry) {
+      DeferredPlan<Problem>& unused = *entry.second;
+      if (entry.second.use_count() != 1) return false;
+      if (unused.is_finished_) decide(unused);
+      return !unused.is_finished_ || unused.choice_.is_idle();
     });
   }
   Prepared prepared(new DeferredPlan<Problem>(table_, problem));
@@ -349,12 +355,18 @@ Status DeferredPlans<Problem>::make(DeferredPlan<Problem>& prepared, dnn::Handle
 // --- calls -----------------------------------------------------------------------------------------------------------
 
 template <typename Problem>
+void DeferredPlans<Problem>::decide(DeferredPlan<Problem>& prepared) {
+  dnn::PlanChoice& choice = prepared.choice_;
+  if (choice.decide(*gpu_)) file_.add(prepared.problem_.key_of(), choice.plans()[choice.best()].choice);
+}
+
+template <typename Problem>
 Status DeferredPlans<Problem>::run_plan(const Prepared& prepared, std::initializer_list<uint64_t> words, uint64_t more,
                                         dnn::PlanChoice::Call call) {
   if (gpu_->is_lost()) return {};
   const Problem& problem = prepared->problem_;
   dnn::PlanChoice& choice = prepared->choice_;
-  if (choice.decide(*gpu_)) file_.add(problem.key_of(), choice.plans()[choice.best()].choice);
+  decide(*prepared);
   if (!choice.has_succeeded()) {
     const bool from_file = choice.is_from_file();
     Status status = choice.first_run(*gpu_, memory_, call, problem.deterministic, what_, more);

@@ -37,12 +37,15 @@ std::string key_of(const Problem& problem) {
   std::ostringstream key;
   const int64_t k = problem.op_a == lt::Operation::kNone ? problem.a.columns : problem.a.rows;
   const auto size = [&](int64_t is) { return problem.deterministic ? is : size_class(is); };
+  const auto stride = [&](int64_t elements, lt::Type type) {
+    return problem.deterministic ? static_cast<uint64_t>(elements) : steps(elements, type);
+  };
   key << (problem.deterministic ? "d" : "") << size(problem.d.rows) << "x" << size(problem.d.columns) << "x" << size(k)
       << "b" << size(problem.batch) << "o" << static_cast<int>(problem.op_a) << static_cast<int>(problem.op_b) << "t"
       << static_cast<int>(problem.compute) << "," << static_cast<int>(problem.scale);
   for (const StoredMatrix* stored : {&problem.a, &problem.b, &problem.c, &problem.d}) {
-    key << "," << static_cast<int>(stored->type) << ":" << stored->alignment << ":" << steps(stored->ld, stored->type)
-        << ":" << (stored->batch_stride == 0 ? 0 : steps(stored->batch_stride, stored->type));
+    key << "," << static_cast<int>(stored->type) << ":" << stored->alignment << ":" << stride(stored->ld, stored->type)
+        << ":" << (stored->batch_stride == 0 ? 0 : stride(stored->batch_stride, stored->type));
   }
   key << "e" << problem.epilogue << (problem.beta_is_nonzero ? "+" : "") << (problem.is_scaled ? "s" : "")
       << (problem.fast_accumulation ? "f" : "");

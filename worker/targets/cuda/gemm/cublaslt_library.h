@@ -22,9 +22,9 @@ namespace torch_remote::worker::cuda {
 // algorithm is used from then on, and stored in a file. If the file has an algorithm for the key, neither the heuristic
 // nor timing is needed. In deterministic mode we use the heuristic's first choice, without timing and without the file.
 struct AlgorithmChoice {
-  // The types, alignments, epilogue and sizes of a Problem. Sizes are rounded up to three significant bits, except in
-  // deterministic mode. If the algorithm does not support one of the sizes with this key, that size gets its own
-  // choice.
+  // The types, alignments, epilogue, sizes and strides of a Problem. In deterministic mode, sizes and strides are
+  // exact. Otherwise, sizes are rounded up to three significant bits, and only the alignment of strides counts. If the
+  // algorithm does not support one of the sizes with this key, that size gets its own choice.
   std::string key;
   std::vector<lt::HeuristicResult> candidates;  // The heuristic's first choice first.
   size_t best = 0;

@@ -97,6 +97,22 @@ TEST_F(ProductLibraryTest, ADeterministicProblemIsNeverTimed) {
   EXPECT_EQ(file(), kept);
 }
 
+// Otherwise the algorithm of a GEMM, and so its bits, would depend on which strides were used first.
+TEST_F(ProductLibraryTest, OnlyDeterministicProblemsHaveAChoicePerStride) {
+  const ContextGuard current(device->gpu());
+  for (const bool deterministic : {false, true}) {
+    const uint64_t asked = library->heuristic_calls();
+    for (const int64_t ld : {64, 128, 64}) {
+      Problem given = problem(48);
+      given.a.ld = ld;
+      given.deterministic = deterministic;
+      const Status status = library->prepare(given, &prepared);
+      ASSERT_TRUE(status.ok()) << status.message();
+    }
+    EXPECT_EQ(library->heuristic_calls(), asked + (deterministic ? 2 : 1));
+  }
+}
+
 TEST_F(ProductLibraryTest, KeepsTheFastestWayInAFile) {
   emulated::slow_down(emulated::MatmulAlgorithm::kVectors, std::chrono::milliseconds(20));
   emulated::slow_down(emulated::MatmulAlgorithm::kBasic, std::chrono::milliseconds(20));

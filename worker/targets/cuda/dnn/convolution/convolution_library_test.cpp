@@ -209,6 +209,22 @@ TEST_F(ConvolutionLibraryTest, OnlyTheFallbackKnowsDoubles) {
   EXPECT_EQ(prepare(wide).code(), ErrorCode::kUnsupported);
 }
 
+// The plans of a problem that ran only once were timed, but no later run has looked at the timing.
+TEST_F(ConvolutionLibraryTest, ProblemsThatAreNotInUseAreRemoved) {
+  ASSERT_TRUE(prepare(problem()).ok());
+  ASSERT_TRUE(run().ok());
+  prepared = nullptr;
+  EXPECT_EQ(file(), "");
+  {
+    const ContextGuard current(device->gpu());
+    for (int64_t size = 100; size < 5000; ++size) (void)library->find(problem(ConvolutionPass::kForward, size));
+  }
+  EXPECT_EQ(std::ranges::count(file(), '\n'), 1) << file();
+  EXPECT_EQ(library->heuristic_calls(), 1u);
+  ASSERT_TRUE(prepare(problem()).ok());
+  EXPECT_EQ(library->heuristic_calls(), 2u);
+}
+
 // An unsupported problem is requested once.
 TEST_F(ConvolutionLibraryTest, RemembersWhatIsNotDone) {
   ConvolutionProblem biased = problem();
