@@ -16,8 +16,8 @@ std::optional<size_t> find_argument(const OpDesc& desc, std::string_view name);
 // The node's argument with this name. Null: its op has none.
 const Arg* find_argument(const Node& node, std::string_view name);
 
-// The view of the node's i-th result, or of the argument that the result aliases. Null: it is not one tensor, or its
-// sizes are known only when the node runs.
+// The view of the node's i-th result, or of the argument that the result aliases. Null: there is no such result, it is
+// not one tensor, or its sizes are known only when the node runs.
 const Arg* find_result(const Graph& graph, const Node& node, size_t i);
 
 struct Lifetime {
@@ -34,13 +34,15 @@ std::vector<bool> written_buffers(const Graph& graph);
 // Whether dtype, sizes, strides and offset are equal: two such views of one buffer are the same elements.
 bool same_geometry(const View& a, const View& b);
 
-// Whether the op fills its first argument, a tensor, and does not read it (copy_, fill_, zero_).
+// Whether the op writes all of its first argument, a tensor, without reading it (copy_, fill_, zero_). False for ops
+// that draw random numbers (normal_).
 bool fills_first_argument(const OpDesc& desc);
 
-// Whether the node may create buffer `to` in the memory of buffer `from`. It must compute each element from the
-// elements at the same index (a pointwise op, or a copy). All its views of the two buffers must have the same geometry.
-// It must write each element of its views of `to` without reading one, and must only read `from`. The caller checks
-// that nothing needs `from` afterwards.
+// Whether the node may create buffer `to` in the memory of buffer `from`. The op must be pointwise or pass
+// fills_first_argument(), or it has kOpMayReuseFirst and its first operand is a view of `from`. All the node's views of
+// the two buffers must have the same geometry. The node must write each element of its views of `to` without reading
+// one, and must only read `from`. The caller checks that nothing needs `from` afterwards, and that the buffers' sizes
+// fit.
 bool may_work_in_place(const Graph& graph, const Node& node, uint32_t from, uint32_t to);
 
 }  // namespace torch_remote::ir

@@ -23,7 +23,7 @@ struct Token {
   TokenKind kind = TokenKind::kEnd;
   bool first_on_line = false;
   uint32_t line = 1;
-  uint32_t column = 1;
+  uint32_t column = 1;  // in bytes
   int64_t integer = 0;
   std::string text;
 
@@ -31,7 +31,8 @@ struct Token {
   bool is(std::string_view name) const { return kind == TokenKind::kName && text == name; }
 };
 
-// Splits the text form of a graph into tokens. "//" begins a comment that ends with its line.
+// Splits the text form of a graph into tokens. "//" begins a comment that ends with its line. `text` must outlive the
+// lexer. The tokens after an error have no meaning.
 class Lexer {
  public:
   explicit Lexer(std::string_view text) : text_(text) {}

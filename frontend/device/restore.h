@@ -20,8 +20,10 @@ namespace torch_remote::frontend {
 
 struct RestoreOptions {
   bool replay = false;
-  std::string folder;                  // for the log; empty: the system's folder for temporary files
-  uint64_t limit = uint64_t{1} << 30;  // bytes of messages since the last checkpoint
+  std::string folder;  // for the log; empty: the system's folder for temporary files
+  // Limit in bytes on the logged messages since the last checkpoint. A checkpoint is due at half of it. Beyond the
+  // limit, a lost worker cannot be replaced until the next checkpoint.
+  uint64_t limit = uint64_t{1} << 30;
   std::chrono::seconds interval{300};  // a checkpoint is due after this time
 };
 
@@ -30,28 +32,33 @@ struct RestoreOptions {
 void set_restore(c10::DeviceIndex device, const RestoreOptions& options);
 // Stores the options without checking for a connection.
 void store_restore_options(c10::DeviceIndex device, const RestoreOptions& options);
-// Sets *options to what set_restore() set for the device, or else to what the environment says.
+// Sets *options to what set_restore() set for the device, or else to what the environment says. Fails if
+// TORCH_REMOTE_RESTORE_LIMIT is not a number of bytes.
 Status restore_options(c10::DeviceIndex device, RestoreOptions* options);
 
 // Makes a checkpoint of the worker's buffers, so that a restore replays only what follows it. Waits for it. Throws if
-// the device is not restored.
+// the device has no connection with restore="replay", or if an op failed, and then makes no checkpoint.
 void checkpoint(c10::DeviceIndex device);
-// Number of lost workers that were replaced since the device was connected.
+// Number of lost workers that were replaced since the device was connected; 0 without restore="replay".
 uint64_t times_restored(c10::DeviceIndex device);
 
-// Makes the checkpoints of one connection when they are due, on its own thread.
+// Makes the checkpoints of one connection when they are due, on its own thread. The transport calls this object when a
+// checkpoint becomes due.
 class Restore {
  public:
+  // Connects to another worker; called on a thread of the transport. It stops when `go_on` returns false.
   using Connect = std::function<Status(const remote::KeepWaiting& go_on, std::unique_ptr<remote::Transport>*)>;
-  // Wraps the client's transport in the one that logs and replays messages.
+  // Replaces *transport, the client's, by one that wraps it and logs and replays messages.
   static Status wrap(const RestoreOptions& options, Connect connect, std::unique_ptr<remote::Transport>* transport,
                      std::unique_ptr<Restore>* restore);
-  // Destroy it before the client.
+  // Ends the thread, and a checkpoint that it is making. Destroy the object before the client, and only when no other
+  // thread sends or receives through the transport.
   ~Restore();
   // Starts the thread. `client` is the client that owns the transport.
   void start(remote::Client& client);
 
-  // Sets *made to false if failures have not been reported yet; then there is no checkpoint.
+  // Makes a checkpoint now. Thread safe: one call waits for another. Sets *made to false if the worker has failures
+  // that were not reported yet; then there is no checkpoint.
   Status checkpoint(const remote::KeepWaiting& keep_waiting, bool* made);
   uint64_t restored() const { return transport_->restored(); }
 

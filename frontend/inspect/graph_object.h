@@ -19,22 +19,27 @@ class GraphObject {
   // `params` are those of the recorded run, or empty if there was no run.
   GraphObject(ir::Graph graph, std::vector<ir::SourceRef> sources, std::vector<int64_t> params);
 
-  // Parses a graph. Raises ValueError, whose message begins with "line:column: ".
+  // Parses and verifies a graph. Raises ValueError. Its message begins with "line:column: " if the text does not parse,
+  // and names the node if the graph is not valid.
   static std::unique_ptr<GraphObject> from_text(const std::string& text);
 
   std::string to_text() const;
   pybind11::bytes to_program() const;
-  // The graph after the passes. It has groups if its params are known and fusion is on.
+  // The graph after the passes, for a worker that compiles kernels of all kinds. It has groups if its params are known
+  // and fusion is on.
   std::unique_ptr<GraphObject> optimized() const;
   // How often each op occurs, by name, in the order of first occurrence.
   std::vector<std::pair<std::string, size_t>> ops() const;
   const std::vector<int64_t>& params() const { return params_; }
+  // Raises ValueError if the number of values is not the number of parameters. A float is given by its double's bits.
   void set_params(std::vector<int64_t> params);
   const ir::Graph& graph() const { return graph_; }
 
-  // Runs the graph on tensors of one device, one for each input buffer, in order. `params` maps parameter numbers to
-  // values. These override the values that follow from the tensors and the recorded run. Returns a tensor for each
-  // fresh buffer that survives.
+  // Runs the graph on tensors of one device, one for each input buffer, in order. The caller ensures that they are on
+  // the same device. `params` maps parameter numbers to values, which override those of the recorded run. Raises
+  // ValueError if they contradict the tensors' sizes, strides and offsets, or if a parameter has no value. Raises
+  // NotImplementedError if only a run determines the sizes of a result. Returns a tensor for each fresh buffer that
+  // survives. Requires the GIL, and releases it while the run is sent.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, const std::map<uint32_t, int64_t>& params);
 
  private:

@@ -26,7 +26,7 @@ struct ResultMeta {
   State state = State::kDefined;
 };
 
-// The results that alias no argument, with lists flattened.
+// The results that alias no argument, with lists flattened. `list_lengths` has the length of each list.
 struct Inferred {
   c10::SmallVector<ResultMeta, 2> results;
   c10::SmallVector<uint32_t, 2> list_lengths;
@@ -38,7 +38,8 @@ struct Inferred {
 };
 
 // Returns false if this rule does not cover the call, or if the call is invalid. The next tier (infer.h) then infers
-// the call, or raises PyTorch's message.
+// the call, or raises PyTorch's message. Some rules raise that message themselves. A rule that returns false may leave
+// results in `out`.
 using ShapeRuleFunction = bool (*)(const OpEntry& op, const c10::IValue* args, Inferred& out);
 
 // Raises if a call is invalid (call_checks.h).
@@ -54,6 +55,7 @@ struct OpEntry {
   CallCheck check = nullptr;  // for every call
   // for calls that no rule or fast path accepts; rules and fast paths decline invalid calls
   CallCheck check_without_shape_function = nullptr;
+  // tier 2: torch's structured meta, or our own one (find_custom_meta); null if there is none
   const c10::KernelFunction* structured = nullptr;
   const OpEntry* functional = nullptr;     // for an in-place or out overload: the op to infer with
   const OpEntry* per_tensor_op = nullptr;  // for a multi-tensor op: the op that CPU calls for each tensor
@@ -61,7 +63,7 @@ struct OpEntry {
   bool dynamic = false;                    // needs a round trip, unless the argument `size_argument` is given
   int size_argument = -1;                  // index of the argument that has the size of a dynamic result
   bool accepts_cpu_scalars = false;        // accepts 0-dim CPU tensors as operands
-  bool fills = false;                      // an in-place op whose arguments' shapes are always valid
+  bool fills = false;                      // in place, and writes all of `self` without reading it (fill_, normal_)
   bool one_tensor = false;                 // its only result is a new tensor
 
   bool has(ir::OpFacts fact) const { return (desc->facts & fact) != 0; }
@@ -69,11 +71,12 @@ struct OpEntry {
   // Indices of arguments by name, for the rules; -1 if the op has no argument of that name.
   int dim = -1, keepdim = -1, dtype = -1;
 
-  // Whether the worker has the op. Asked only for ops that are registered after this package was imported.
+  // Whether the worker of device 0 has the op. We ask it once: when an op that was registered after the import of this
+  // package is called, or when torch.compile first sees an op outside of aten.
   enum class Known : uint8_t { kNotAsked, kYes, kNo };
   std::atomic<Known> worker_has{Known::kNotAsked};
 
-  // The cache of tier 3 (infer.h); guarded by `memo_mutex`.
+  // The cache of tier 3 (infer.h), and the calls that check_mutation() has accepted. Guarded by `memo_mutex`.
   mutable std::mutex memo_mutex;
   mutable std::unordered_map<std::string, Inferred> memo;
   mutable std::atomic<uint64_t> meta_calls{0};  // calls that reached the dispatcher's Meta key

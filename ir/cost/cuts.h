@@ -10,10 +10,10 @@
 // Decides where recorded ops are cut into traces. The cuts must be at the same places in each step of a script, or
 // every step would need new programs. So only the recorded ops decide, never time.
 //
-// Cuts by content: a hash of the last ops decides, between a minimum and a maximum length of a trace. This is
-// content-defined chunking with a gear hash as in FastCDC (Xia et al. 2016); the nearer a trace is to the maximum
-// length, the fewer bits of the hash must match. Only opcodes are hashed, because slots depend on where the trace
-// began. The records between two such cuts, or between waits, are a *stretch*.
+// Cuts by content: the records between two such cuts, or between waits, are a *stretch*. A hash of the last ops decides
+// where a stretch ends, between a minimum and a maximum length. This is content-defined chunking with a gear hash, as
+// in FastCDC (Xia et al. 2016). The nearer a stretch is to the maximum length, the fewer bits of the hash must match.
+// Only opcodes are hashed, because slots depend on where the trace began.
 //
 // Planned cuts: a stretch that begins after a wait, or ends in one, is also cut inside. The worker can then execute
 // while the client records, and little work is left when the client waits. A stretch is planned when it ends for the
@@ -24,6 +24,7 @@
 // earlier stretch began. Otherwise the cuts of that stretch would change.
 namespace torch_remote::ir {
 
+// Limits on the records of a stretch.
 struct CutLimits {
   uint32_t min_records = 64;
   uint32_t max_records = 1024;
@@ -39,7 +40,7 @@ struct CutPlans {
   // indexed by the first bits of the hash
   std::vector<bool> planned_bits = std::vector<bool>(size_t{1} << (64 - kShift));
   std::unordered_set<uint64_t> planned;  // hashes of stretches after which to cut
-  // for every record seen so far, up to a limit: the hash of its stretch from the beginning to this record
+  // for every record of the traces that were sent, up to a limit: the hash of its stretch from the beginning to it
   std::unordered_set<uint64_t> known;
 };
 
@@ -64,7 +65,8 @@ class Cuts {
   // optimizer.
   bool is_long_enough_to_cut() const { return records_ >= plans_.limits.min_records; }
 
-  // Call before a trace is sent. `ends`: the stretch ends with this trace. `waits`: the client waits for the trace.
+  // Call before a trace is sent. Plans its cuts if no earlier stretch began with the same ops. `ends`: the stretch ends
+  // with this trace. `waits`: the client waits for the trace.
   void trace_ends(const Trace& trace, bool ends, bool waits);
 
   // Number of records in the stretch so far.
@@ -106,7 +108,7 @@ class Cuts {
 struct RecordCosts {
   // Bytes that are live across a cut after the record, because later records touch them or the script still holds them.
   // Bytes that outlive the trace are not counted. UINT64_MAX: no cut is allowed after this record, because one kernel
-  // may compute the ops before and after it.
+  // may compute the ops before and after it. All are 0 if the trace cannot be imported.
   std::vector<uint64_t> live_bytes_after;
   std::vector<double> time;  // estimated time that the worker needs for the record, in microseconds
 };

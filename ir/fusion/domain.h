@@ -37,8 +37,8 @@ enum class DomainKind : uint8_t {
 
 class IterationDomain {
  public:
-  // `values`: the values of the graph's symbols (ir::evaluate). For ops over lists, the domain of the `item`-th
-  // tensors.
+  // `values`: the values of the graph's symbols (ir::evaluate). Graph and values must outlive the domain. `item`: for
+  // multi-tensor ops, the index of the tensors in their lists.
   IterationDomain(const Graph& graph, std::span<const int64_t> values, uint32_t item = 0,
                   DomainKind kind = DomainKind::kGroup)
       : graph_(&graph), values_(values), item_(item), kind_(kind) {}
@@ -70,7 +70,7 @@ class IterationDomain {
 
   const std::vector<Member>& members() const { return members_; }
   const std::vector<int64_t>& sizes() const { return sizes_; }  // of the dims, outer dims first
-  int64_t points() const;
+  int64_t points() const;  // the product of the dims' sizes; at most 2^40
   // Whether the kernel reports an integer division by zero.
   bool checks_divisors() const { return kind_ == DomainKind::kNode; }
   // The dims over which column reductions reduce; 0 until a reduction determines them.

@@ -17,20 +17,24 @@ inline constexpr size_t kMaxColumnDims = 2;
 struct MergedDims {
   std::vector<uint32_t> dims;
   int64_t size = 1;
+  // The access's stride along the merged dim, in elements.
   int64_t stride(const IterationDomain::Access& access) const { return dims.empty() ? 0 : access.strides[dims.back()]; }
 };
 
-// Finds the kernel's dims in memory order: neighbors along the last dim are neighbors in memory.
+// Finds the kernel's dims. They are sorted by the strides of the access that varies along the most dims, largest first.
 class KernelDims {
  public:
+  // `domain` must outlive this object.
   explicit KernelDims(const IterationDomain& domain) : domain_(domain) {}
 
-  // Returns kUnsupported if no kernel has that many dims.
+  // Call it once. Returns kUnsupported if no kernel has that many dims.
   Status find();
 
   // The kernel's loops, from outside to inside: all dims of `outer`, then of `row` (at most one), then of `columns`.
   std::vector<MergedDims> outer, row, columns;
-  // If the domain has one dim after merging, it is cut into rows of this length; otherwise 0.
+  // If the kernel reduces over all of a domain that has one dim after merging, that dim is cut into rows of this
+  // length. `row` and `columns` then both have that dim, and the stride between rows is row_length times stride().
+  // Otherwise it is 0.
   int64_t row_length = 0;
   int64_t remainder = 0;  // points after the last whole row
 
