@@ -63,7 +63,7 @@ struct Buffer {
   // zeros of `empty` and `zero_`, and clone of `empty` and `copy_`. Elements that the node does not write are
   // undefined. Set by `lift`.
   bool written_once = false;
-  Sym nbytes = kNoSym;  // bytes; fresh buffers only
+  Sym nbytes = kNoSym;  // bytes; kNoSym for inputs and for buffers with a dynamic view
   // All its uses are in one group: a runner that executes the group as a whole need not allocate it. Set by `fuse`.
   bool group_local = false;
   // The buffer whose memory this buffer may take over in the first node that touches this one, if the run's sizes allow
@@ -216,7 +216,7 @@ void for_each_access(const Node& node, F&& f);
 
 // Builds the graph of a trace. Dims that the key fixes (0 and 1) are constants, all other dims are parameters.
 // `survivors`: see Trace::survivors. Input buffers are in the order of their ordinals, which is also the order of the
-// run's bindings.
+// run's bindings. Fails with kInternal if the trace is damaged.
 Status import_trace(const Trace& trace, const std::vector<uint64_t>& survivors, Graph* graph);
 
 // Checks everything that later code relies on. Ops are known, arguments match the op's schema, and indices and ranks
@@ -225,7 +225,8 @@ Status import_trace(const Trace& trace, const std::vector<uint64_t>& survivors, 
 // and a group_local buffer is used by one group only. The message names the node.
 Status verify(const Graph& graph);
 
-// Evaluates the symbols for one run. Fails on int64 overflow or division by zero.
+// Evaluates the symbols for one run: (*values)[s] is the value of symbol s. `params` has Graph::params values. Fails
+// with kInvalid on int64 overflow or division by zero.
 Status evaluate(const Graph& graph, const int64_t* params, std::vector<int64_t>* values);
 
 // Checks one run: every view lies inside its buffer, sizes are not negative, and sizes that are parameters are neither
@@ -246,7 +247,7 @@ struct TextLines {
   std::vector<uint32_t> views;
   std::vector<uint32_t> nodes;
 };
-// On an error the message starts with "line:column: ".
+// Does not call `verify`. On an error the message starts with "line:column: ".
 Status parse_graph(std::string_view text, Graph* graph, TextLines* lines = nullptr);
 
 // Flatbuffer form (ir/program.fbs). `encode_program` requires a graph that verifies. `decode_program` accepts any

@@ -6,8 +6,8 @@
 // Maps the schema's kinds of numbers to tags of graph arguments.
 namespace torch_remote::ir {
 
-// The tag of a number of this kind, of its optional form, and of a list's items; kNone for a Scalar, whose tag may
-// vary.
+// The tag of a number of this kind, of its optional form, and of a list's items. It is kNone for a Scalar, whose tag may
+// vary, and for kinds that are not numbers.
 constexpr ArgTag number_tag(ArgKind kind) {
   switch (kind) {
     case ArgKind::kInt:
@@ -29,6 +29,7 @@ constexpr ArgTag number_tag(ArgKind kind) {
   }
 }
 
+// Whether it is a list of numbers, optional or not.
 constexpr bool is_number_list(ArgKind kind) {
   switch (kind) {
     case ArgKind::kIntList:

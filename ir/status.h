@@ -5,16 +5,17 @@
 
 namespace torch_remote {
 
-// Errors of the torch-free components. Exceptions are used only where torch or Python expects them.
+// Errors. The components without torch return them as a Status. Exceptions are used only where torch or Python expects
+// them.
 enum class ErrorCode {
   kOk,
-  kInvalid,      // the input is wrong: hostile or damaged bytes, or a text that does not parse
-  kUnsupported,  // this side lacks a version or feature
+  kInvalid,      // the input is wrong: damaged or hostile bytes, a text that does not parse, or an impossible option
+  kUnsupported,  // this side lacks a version or feature, or the system refuses what was asked of it
   kOutOfMemory,  // torch.OutOfMemoryError
   kLost,         // the worker or the connection is gone: torch.remote.WorkerLost
-  kTimeout,
+  kTimeout,      // what was waited for did not happen in time
   kOpFailed,     // an op raised on the worker; the exception's class is in `exception_type`
-  kInterrupted,  // Ctrl-C while waiting
+  kInterrupted,  // the waiting code gave up (KeepWaiting): Ctrl-C, or the device is restarted
   kInternal,
 };
 

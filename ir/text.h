@@ -21,7 +21,7 @@ static_assert(std::size(kArgKinds) == static_cast<size_t>(ArgKind::kUnsupported)
 inline constexpr std::string_view kResultKinds[] = {"Tensor", "Tensor[]", "int", "float", "bool", "Scalar"};
 static_assert(std::size(kResultKinds) == static_cast<size_t>(ResultKind::kScalar) + 1);
 
-// Indexed by the bit of OpFlags.
+// Indexed by the bit of OpFlags. The text form of a bit without a name is "flag" and its number.
 inline constexpr std::string_view kFlags[] = {"random", "dynamic_shape", "host_result",     "in_place",
                                               "out",    "pure",          "hidden_mutation", "commutative"};
 

@@ -9,8 +9,9 @@
 // Functions with which several passes read and change a graph.
 namespace torch_remote::passes {
 
-// Whether the op's only effects are its results and the writes that its schema or the table states. Such an op reports
-// nothing to the client, so it may be removed if its results and writes are unused.
+// Whether the op's only effects are its results and the writes that its schema or the table states, and the client does
+// not wait for its results. Such an op may be removed if its results and writes are unused. False for ops outside the
+// table that are not pure.
 bool has_only_declared_effects(const ir::OpDesc& desc);
 
 // Returns which buffers no node writes after their first use: reads at any two nodes give the same value. These are the

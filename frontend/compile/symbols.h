@@ -20,8 +20,8 @@ class Symbols {
   // expressions to follow the parameters.
   static constexpr ir::Sym kFirstExpr = 1u << 22;
 
-  // `trust_ranges`: sizes are at least the lower bound in the ShapeEnv. Dynamo's guards ensure this. torch.export's
-  // checks do not: they accept 0 and 1 where the lower bound is 2.
+  // `graph` must outlive this object. `trust_ranges`: sizes are at least the lower bound in the ShapeEnv. Dynamo's
+  // guards ensure this. torch.export's checks do not: they accept 0 and 1 where the lower bound is 2.
   Symbols(ir::Graph& graph, bool trust_ranges) : graph_(graph), trust_ranges_(trust_ranges) {
     graph_.params = kFirstExpr;
   }
@@ -33,11 +33,12 @@ class Symbols {
 
   // Binds an expression to a symbol. `node` is a torch SymNode with the expression; its ShapeEnv knows the range.
   void define(pybind11::handle node, ir::Sym symbol);
-  // Looks up a defined expression, without converting it.
+  // Looks up an expression that was defined or found before, without converting it.
   std::optional<ir::Sym> defined(pybind11::handle expr) const;
-  // The SymNode of a symbolic size; null for a plain integer.
+  // The SymNode of a symbolic size, a borrowed reference; null for a plain integer.
   static pybind11::handle node_of(const c10::SymInt& value);
-  // The symbol of a size. Nothing if it uses undefined symbols, or functions that a graph lacks.
+  // The symbol of a size; a new expression if needed. Nothing if it uses undefined symbols that `on_unknown` does not
+  // provide, or functions that a graph lacks.
   std::optional<ir::Sym> find(const c10::SymInt& value);
   // The same for the `.node` of a Python SymInt.
   std::optional<ir::Sym> find_node(pybind11::handle node);
@@ -52,11 +53,13 @@ class Symbols {
   Mark mark() const { return {by_value_.size(), owned_exprs_.size()}; }
   void forget_since(const Mark& mark);
 
-  // Called for an expression that cannot be computed from defined ones; returns its symbol, if any.
+  // Called for an expression, or a part of one, that cannot be computed from defined ones; returns its symbol, if any.
   std::function<std::optional<ir::Sym>(pybind11::handle expr)> on_unknown;
 
-  // Ends the numbering. Afterwards `closed` maps symbols to their final numbers.
+  // Ends the numbering: sets the graph's number of parameters, and renumbers the symbols in its expressions. The caller
+  // replaces all other symbols, as those of views and nodes, by closed(symbol).
   void close();
+  // The final number of a symbol. Call it only after close().
   ir::Sym closed(ir::Sym symbol) const { return symbol < kFirstExpr ? symbol : symbol - kFirstExpr + params_; }
 
  private:

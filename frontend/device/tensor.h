@@ -11,8 +11,8 @@
 // The tensor remembers which view of the current trace it is, so a trace holds each view's sizes once.
 namespace torch_remote::frontend {
 
-// Index of a storage or a tensor in the trace that is being recorded. Only valid while `epoch` equals the recorder's
-// epoch.
+// Index of a storage or a tensor in a trace that is being recorded. Only valid while `epoch` equals the epoch of that
+// trace (TraceEncoder).
 struct TraceSlot {
   uint32_t epoch = 0;
   uint32_t index = 0;
@@ -28,7 +28,7 @@ class RemoteStorage final : public c10::StorageImpl {
   ~RemoteStorage() override;
   void release_resources() override;
 
-  // All members below are guarded by the device's recorder.
+  // All members below are guarded by the lock of the device's traces (ThreadTraces).
   uint64_t id = 0;       // the worker's buffer; 0: none yet; kLost: its contents were lost with a worker
   uint32_t session = 0;  // the recorder's session when `id` was assigned
   TraceSlot buffer;      // index among the current trace's buffers
@@ -57,7 +57,7 @@ class RemoteTensorImpl final : public c10::TensorImpl {
                                                          bool allow_tensor_metadata_change) const override;
   void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) override;
 
-  mutable TraceSlot view;  // guarded by the device's recorder
+  mutable TraceSlot view;  // guarded by the lock of the device's traces; a copy of the tensor reads it without
 
  private:
   template <typename Version>
@@ -80,7 +80,7 @@ inline RemoteStorage* storage_of(const at::TensorBase& tensor) {
   return storage_of(tensor.unsafeGetTensorImpl()->unsafe_storage());
 }
 
-// The slot in which this tensor remembers its view.
+// The slot in which this tensor remembers its view. Requires the lock of the device's traces.
 inline TraceSlot& view_slot(const c10::TensorImpl* impl, RemoteStorage* storage) {
   if (typeid(*impl) == typeid(RemoteTensorImpl)) return static_cast<const RemoteTensorImpl*>(impl)->view;
   if (storage->stock_impl != impl) {
@@ -90,7 +90,7 @@ inline TraceSlot& view_slot(const c10::TensorImpl* impl, RemoteStorage* storage)
   return storage->stock_view;
 }
 
-// A storage with uninitialized contents, for `make_tensor` and similar functions.
+// A storage of `nbytes` bytes with uninitialized contents, for `make_tensor` and similar functions.
 c10::Storage new_storage(int64_t nbytes, c10::DeviceIndex device);
 
 // Raises if there are more dims than a trace can hold. Called where a tensor gets its sizes, so the error appears
@@ -101,17 +101,19 @@ void check_rank(c10::IntArrayRef sizes);
 at::Tensor make_tensor(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype,
                        c10::DeviceIndex device);
 at::Tensor make_contiguous_tensor(c10::IntArrayRef sizes, c10::ScalarType dtype, c10::DeviceIndex device);
-// A tensor on an existing storage.
+// A tensor on an existing storage. `offset` is in elements, here and below.
 at::Tensor tensor_over_storage(c10::Storage storage, c10::ScalarType dtype, c10::IntArrayRef sizes,
                                c10::IntArrayRef strides, int64_t offset);
 // Another view of the same storage.
 at::Tensor make_view(const at::Tensor& base, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset);
+// The same with another dtype, over `storage`. Only the dispatch keys are those of `base`.
 at::Tensor make_view(const at::Tensor& base, c10::Storage storage, caffe2::TypeMeta dtype, c10::IntArrayRef sizes,
                      c10::IntArrayRef strides, int64_t offset);
 
-// A unique token that stands for a storage's memory.
+// A unique token that stands for a storage's memory. The RemoteStorage that is made with it frees the token.
 at::DataPtr make_token(c10::DeviceIndex device);
 
+// Makes torch create a RemoteStorage wherever it makes a storage of this device, as for torch.UntypedStorage.
 void register_storage();
 
 }  // namespace torch_remote::frontend

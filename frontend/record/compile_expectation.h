@@ -11,10 +11,12 @@ namespace torch_remote::frontend {
 
 // A run for which no program was known.
 struct UnexpectedCompile {
-  std::string op;  // first record that differs; empty if only the tensors that outlive the trace differ
-  ir::SourceRef source;
+  std::string op;        // schema name of the first record that differs; empty if none does
+  ir::SourceRef source;  // of that record; of the last record if none differs
+  // Index of the record that differs. It equals `records` if only the tensors that outlive the trace differ, and is
+  // larger if no program was known.
   size_t record = 0;
-  size_t records = 0;
+  size_t records = 0;           // number of the run's records
   bool compiled_graph = false;  // the first run of a graph of torch.compile
 };
 
@@ -24,10 +26,11 @@ class CompileExpectation {
   // `mutex` guards this object: the lock of the device's traces.
   explicit CompileExpectation(FastMutex& mutex) : mutex_(mutex) {}
 
-  // Notes the first miss from now on, or stops. Any thread may call it.
+  // With `expect`, forgets a noted miss and notes the next one. Otherwise stops noting, and keeps a noted miss for
+  // take_miss(). Any thread may call it, without the lock.
   void expect_no_compile(bool expect);
   // Describes the noted miss, and forgets it: where the trace differs from the known programs. Empty if nothing missed.
-  // Takes the GIL.
+  // Takes the lock, releases it, and then takes the GIL.
   std::string take_miss();
 
   // The next functions are called with the lock held.

@@ -17,7 +17,7 @@ namespace torch_remote::frontend {
 // One run that was sent while tracing: a trace, or a run of a graph with the parameters and sources of `trace`.
 struct TracedRun {
   ir::Trace trace;
-  std::vector<uint64_t> survivors;
+  std::vector<uint64_t> survivors;         // of `trace`; see Trace::survivors
   std::shared_ptr<const ir::Graph> graph;  // null for a trace
 };
 
@@ -27,14 +27,16 @@ class TraceCapture {
   // `traces` must outlive the capture.
   explicit TraceCapture(ThreadTraces& traces) : traces_(traces) {}
 
-  // Keeps everything that is sent from now on, and disables cuts except where the code waits. Raises if the capture is
-  // on. Call start and stop right after Recorder::flush, from any thread.
+  // Keeps everything that is sent from now on. Disables cuts by content, by plan and between passes; traces are still
+  // sent where the code waits, where another thread depends on them, and where math modes change. Raises if the capture
+  // is on. Call start and stop right after Recorder::flush, from any thread. Call stop only after start.
   void start() {
     const std::lock_guard<FastMutex> lock(traces_.mutex());
     TORCH_CHECK(!on_, "remote: torch.remote.trace() is on already");
     on_ = true;
     limits_before_ = std::exchange(traces_.limits(), {1u << 30, 1u << 30, false});
   }
+  // Ends the capture, restores the cut limits, and returns the runs in the order in which they were sent.
   std::vector<TracedRun> stop() {
     const std::lock_guard<FastMutex> lock(traces_.mutex());
     on_ = false;

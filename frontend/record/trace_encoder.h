@@ -29,7 +29,7 @@ struct TraceEncoderGroup {
   uint32_t session = 1;  // counts workers; buffer ids of other sessions are invalid
   uint32_t epoch = 0;    // epoch of the newest trace
   std::vector<const TraceEncoder*> all;
-  bool had_several = false;  // there was ever more than one encoder
+  bool had_several = false;  // there was another encoder when the newest one was made
 
   // Whether the storage had contents and lost them with a worker.
   bool is_lost(const RemoteStorage* storage) const {
@@ -56,7 +56,8 @@ class TraceEncoder {
   ir::Trace& trace() { return trace_; }
   const ir::Trace& trace() const { return trace_; }
 
-  // Appends one record; see Recorder::record. If it cannot be recorded, raises and leaves the trace unchanged.
+  // Appends one record; see Recorder::record. If it cannot be recorded, raises and leaves the trace unchanged. With
+  // `joins`, each operand becomes a separate input (see concatenates_many_inputs).
   void append(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayRef<at::Tensor> results,
               c10::ArrayRef<uint32_t> list_lengths, const ir::SourceRef& source, std::optional<RandomState> random,
               bool joins);
@@ -64,9 +65,10 @@ class TraceEncoder {
   void append_dynamic(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayRef<c10::Storage> results,
                       const ir::SourceRef& source, std::optional<RandomState> random);
 
-  // Whether the op copies by joining many tensors, none of which this trace has created. The recorder makes such an op
-  // a trace of its own, in which each tensor is a separate input. Which of the tensors share memory is random, for
-  // example in a batch sampled from a replay buffer. So it must not be part of the key.
+  // Whether an op of Family::kCopy joins many tensors, all of which the worker has, and none of which this trace has
+  // created. The recorder makes such an op a trace of its own, in which each tensor is a separate input. Which of the
+  // tensors share memory is random, for example in a batch sampled from a replay buffer. So it must not be part of the
+  // key.
   bool concatenates_many_inputs(const ir::OpDesc& op, const c10::IValue* args) const;
 
   // Empties the trace. No tensor has an index in it afterwards.
@@ -82,12 +84,12 @@ class TraceEncoder {
     const uint32_t buffer = find_buffer(storage);
     return buffer != kNone && (writes || trace_.buffers[buffer].fresh || trace_.buffers[buffer].written);
   }
-  // Notes that the last record writes the storage.
+  // Notes that the last record writes the storage, which the trace contains.
   void note_written(const RemoteStorage* storage) { trace_.buffers[find_buffer(storage)].written = true; }
 
   // The storage is destroyed: its buffer in the trace has no owner any more. Returns false if it is not in the trace.
   bool forget_storage(RemoteStorage* storage);
-  // Exchanges the buffers of two storages. No other trace may use either of them.
+  // Exchanges the buffers of two storages, with their contents. No other trace may use either of them.
   void swap_buffers(RemoteStorage* a, RemoteStorage* b);
 
  private:
@@ -132,12 +134,13 @@ class TraceEncoder {
   }
   // Raises if the storage's contents are lost.
   void check_not_lost(const RemoteStorage* storage);
-  // Finds lost storages that the op overwrites completely and does not read. From now on they count as never written.
+  // Returns the lost storages that the op overwrites completely and does not read. From now on they count as never
+  // written.
   std::vector<RemoteStorage*> forget_overwritten(const ir::OpDesc& op, const c10::IValue* args) const;
 
   ir::Trace trace_;
   uint32_t epoch_ = 0;              // of the trace; a slot is valid if it has this epoch
-  bool has_local_indices_ = false;  // one of the maps below is not empty
+  bool has_local_indices_ = false;  // an index was entered in one of the maps below during this trace
   Numbers local_buffers_;           // indices of storages whose slots belong to another trace
   Numbers local_views_;             // the same for tensors
   TraceEncoderGroup& shared_;

@@ -52,8 +52,8 @@ std::vector<std::string> describe_sources(std::span<const ir::SourceRef> sources
 // Requires the GIL.
 void label_file(const std::string& file, const std::string& label);
 
-// Registers a folder whose files are not user code; its name ends with '/'. Requires the GIL. Call it during import: code
-// that was seen before is not classified again.
+// Registers a folder whose files are not user code; its name ends with '/'. Requires the GIL. Call it during import:
+// code that was seen before is not classified again.
 void add_library_folder(const std::string& folder);
 
 }  // namespace torch_remote::frontend

@@ -102,7 +102,8 @@ bool is_sequential(Expansion expansion);
 
 // The mapping of a view's dims to the axes of the space over which a node is computed.
 enum class AxisMapping : uint8_t {
-  kLast,     // the last dim maps to the last axis, and so on; a dim of size 1 is broadcast
+  // With every mapping, a dim whose size is the constant 1 is broadcast and has no axis.
+  kLast,     // the last dim maps to the last axis, and so on
   kFirst,    // the first dim maps to the first axis, and so on
   kRest,     // the dims map, in order, to the axes that are not reduced
   kReduced,  // the last dim maps to the reduced axis; the other dims have size 1
@@ -147,12 +148,13 @@ struct KernelForm {
   std::vector<Part> parts;
 };
 
-// Finds the node's form; for an op over lists of tensors, the form of the `item`-th tensors. Returns false if no kernel
-// computes the node. `checks_divisors`: the kernel reports an integer division by zero; compiled code does not.
+// Finds the node's form; for a multi-tensor op, the form of the `item`-th tensors. Returns false if no kernel computes
+// the node; *form is then undefined. `checks_divisors`: the kernel reports an integer division by zero; compiled code
+// does not.
 bool find_form(const Graph& graph, const Node& node, uint32_t item, KernelForm* form, bool checks_divisors = false);
 
-// Maximum number of rows of a matmul in a GroupKind::kMatmul. With more rows, libraries are faster than our
-// loops.
+// Maximum number of rows of a matmul that our loops compute. With more rows, libraries are faster. A GroupKind::kMatmul
+// may have more rows: a CPU worker then chooses among libraries.
 inline constexpr int64_t kMaxMatmulRows = 48;
 // From this number of multiplications on, a worker may prefer a library for a matmul. It is computed with the sizes of
 // the run for which the groups were made.
@@ -162,16 +164,16 @@ inline constexpr double kMinLibraryMultiplications = 1 << 15;
 bool checks_indices(const KernelForm& form);
 
 // Whether the nodes may all be executed again after an index was found to be out of bounds. They may if they write only
-// what they create, or have no indices.
+// buffers that they create or that one of them is the first to use, or if they have no indices.
 bool can_reexecute(const Graph& graph, std::span<const uint32_t> nodes);
 
 // Whether none of the nodes writes an index that one of them reads, so that a runner can check all indices first.
 bool indices_exist_before(const Graph& graph, std::span<const uint32_t> nodes);
 
-// The number of tensors that an op over lists processes; 1 for any other op.
+// The number of tensors that a multi-tensor op processes; 1 for any other op.
 uint32_t count_items(const Node& node);
 
-// The item-th element of an argument that is a list; any other argument itself.
+// The item-th element of an argument that is a list; any other argument, or a list without that element, itself.
 const Arg& item_of(const Arg& arg, uint32_t item);
 
 // Adjacent axes of the space; `count` is 0 for none.
@@ -183,8 +185,8 @@ struct AxisRange {
 // indexed, or is broadcast. Returns false if the part does not fit.
 bool find_axes(const Graph& graph, const KernelForm& form, const Part& part, std::vector<AxisRange>* axes);
 
-// Computes the sizes of the space's axes from the values of the graph's symbols. Returns false if the groups of
-// channels are not equal.
+// Computes the sizes of the space's axes from the values of the graph's symbols. Returns false if the channels cannot
+// be divided into KernelForm::channel_groups equal groups.
 bool find_sizes(const Graph& graph, const KernelForm& form, std::span<const int64_t> values,
                 std::vector<int64_t>* sizes);
 

@@ -34,7 +34,7 @@ class KernelDims {
   std::vector<MergedDims> outer, row, columns;
   // If the kernel reduces over all of a domain that has one dim after merging, that dim is cut into rows of this
   // length. `row` and `columns` then both have that dim, and the stride between rows is row_length times stride().
-  // Otherwise it is 0.
+  // Otherwise row_length is 0.
   int64_t row_length = 0;
   int64_t remainder = 0;  // points after the last whole row
 

@@ -95,7 +95,7 @@ struct ResultDesc {
 
 // Properties of an op beyond its schema's arguments and results.
 enum OpFlags : uint32_t {
-  kOpRandom = 1u << 0,          // draws random numbers; `args` ends with a generator, even if the schema has none
+  kOpRandom = 1u << 0,          // draws random numbers; `args` has a generator: a last one if the schema has none
   kOpDynamicShape = 1u << 1,    // a result's size depends on data: costs a round trip
   kOpHostResult = 1u << 2,      // a result is a number on the host: costs a round trip
   kOpInPlace = 1u << 3,         // writes its first argument
@@ -255,7 +255,8 @@ std::string op_table_version();
 
 // Any opcode, generated or opaque. The reference lives as long as the process. Undefined for an unknown opcode.
 const OpDesc& op_desc(Opcode opcode);
-// Returns kInvalidOpcode if neither the table nor an opaque registration has this schema name.
+// Returns kInvalidOpcode if neither the table nor an opaque registration has this schema name. Thread safe; takes a
+// lock.
 Opcode find_op(std::string_view name);
 
 struct OpaqueArg {
@@ -265,9 +266,10 @@ struct OpaqueArg {
   bool keyword_only = false;
 };
 
-// Gives an ATen (or custom) overload outside the table an opcode; the same name always gets the same opcode. Roles are
-// those of default_role. Returns kInvalidOpcode if too many are registered. Thread safe; takes a lock, so it is called
-// at registration and load time only.
+// Gives an ATen (or custom) overload outside the table an opcode. Roles are those of default_role. If the table or an
+// earlier registration has the name, it returns that opcode, even if the signature differs (see declare_opaque).
+// Returns kInvalidOpcode if too many are registered, or if their signatures take too much memory. Thread safe; takes a
+// lock, so it is called at registration and load time only.
 Opcode register_opaque(std::string_view name, std::span<const OpaqueArg> args, std::span<const ResultDesc> results,
                        uint32_t flags);
 

@@ -23,7 +23,7 @@ class BufferReader {
   void on_run(const CachedProgram& program, std::span<const uint64_t> inputs, uint64_t first_result_id,
               std::vector<uint64_t>& made, const ir::Trace* trace);
 
-  // See Client::read.
+  // See Client::read. `take` is called on this thread, without a lock.
   Status read(const ReadView& view, const std::function<void(std::span<const std::byte>)>& take,
               const KeepWaiting& keep_waiting, OpError* error);
 
@@ -40,8 +40,9 @@ class BufferReader {
   Status send_guesses(const std::vector<SpeculativeReads::Guess>& guesses);
   Status reserve_and_send_guesses(const std::vector<SpeculativeReads::Guess>& guesses);
   // Sends a Read of a view, which is in the first `end` bytes of its buffer, unless the bytes are cached or already
-  // requested. Also sends reads of what is likely to be read next. If *snapshot is not null afterwards, it will contain
-  // the view's bytes; otherwise the reply to `sequence` has only the view.
+  // requested. If `end` is UINT64_MAX, it reads only the view, never the whole buffer. Also sends reads of what is
+  // likely to be read next. If *snapshot is not null afterwards, it will contain the view's bytes; otherwise the reply
+  // to `sequence` has only the view.
   Status ask_for(const ReadView& view, uint64_t end, uint64_t* sequence, SnapshotPtr* snapshot);
 
   // The following must be called without Channel::order.

@@ -23,14 +23,14 @@ struct Counters {
   uint64_t round_trips = 0;            // waits for a reply
   uint64_t connections = 0;            // waits for a worker's hello
   uint64_t back_pressure_waits = 0;    // waits because too many messages are in flight
-  uint64_t bytes_sent = 0;             // control bytes
-  uint64_t bytes_received = 0;         // control bytes
-  uint64_t bytes_uploaded = 0;
-  uint64_t bytes_downloaded = 0;
+  uint64_t bytes_sent = 0;             // headers and control bytes
+  uint64_t bytes_received = 0;         // headers and control bytes
+  uint64_t bytes_uploaded = 0;         // of tensors
+  uint64_t bytes_downloaded = 0;       // of tensors
   uint64_t worker_bytes = 0;  // in buffers on the worker, as of its last message
   uint64_t worker_peak_bytes = 0;
 
-  // Adds another client's counters.
+  // Adds another client's counters, levels too.
   void add(const Counters& other);
 };
 
@@ -65,7 +65,7 @@ class ConnectionStatus {
  public:
   explicit ConnectionStatus(Channel& channel) : channel_(channel) {}
 
-  // Returns kLost and the reason once the worker is gone.
+  // Returns kLost and the reason once the worker is gone, and in a forked child.
   Status health() const;
   // The number of the session.
   uint64_t session() const;
@@ -78,7 +78,7 @@ class ConnectionStatus {
   uint64_t last_acknowledged() const;
   uint64_t last_sent() const;
 
-  // The counters since the last reset.
+  // The counters since the last reset, and the current levels. All are 0 in a forked child.
   Counters counters() const;
   void reset_counters();
 

@@ -29,7 +29,7 @@ struct BuildJob {
   ir::Trace trace;
   std::vector<uint64_t> survivors;
   std::shared_ptr<const ir::Graph> graph;  // null: use the trace
-  std::vector<int64_t> sample;             // typical parameters of the graph
+  std::vector<int64_t> sample;             // typical parameters of the graph; unused for a trace
   uint64_t load_sequence = 0;              // of the LoadProgram message
 };
 
@@ -40,18 +40,22 @@ class Outbox {
   Outbox(Transport& transport, Replies& replies, BuildFunction build, const ir::Capabilities& worker,
          std::atomic<uint64_t>& bytes_sent, std::atomic<uint64_t>& programs_built);
   ~Outbox() { end(); }
-  // Ends the builder's thread after its current build; queued messages are not sent. Returns the sequence of the last
-  // message that was sent, 0 if none.
+  // Ends the builder's thread after its current build and the messages of that build; later messages are not sent.
+  // Returns the sequence of the last message that this outbox sent, 0 if none.
   uint64_t end();
 
-  // The following functions must be called by one thread at a time. Queued messages are copied. A Run message needs
-  // `run`.
+  // The following functions must be called by one thread at a time.
+
+  // Sends or queues a message. A queued message is copied. A Run message needs `run`. Returns kOutOfMemory if there is
+  // no memory to send it, and kLost if the connection is lost. Failures of queued messages are reported to `replies`.
   Status send(const wire::Header& header, std::span<const uint8_t> control, AttachmentPtr attachment,
               const RunInfo* run = nullptr);
-  // Builds the program and sends LoadProgram. `header` has the session of the messages to send.
+  // Builds the program on the builder's thread and sends LoadProgram. If the build fails, it sets program->failure and
+  // sends an empty Free message instead. `header` has the session of the messages to send.
   void build(std::unique_ptr<BuildJob> job, const wire::Header& header, ProgramPtr program);
-  // Builds the program, then sends LoadProgram and this Run message. If the build fails, it sends a Free message
-  // instead, so that the run's frees are not lost, and calls Replies::fail.
+  // Builds the program on the builder's thread, then sends LoadProgram and this Run message. If the build fails, it
+  // sends two Free messages instead, so that the run's frees are not lost and sequences have no gaps. It then calls
+  // Replies::fail.
   void build_and_send(std::unique_ptr<BuildJob> job, const wire::Header& header, std::span<const uint8_t> control,
                       const RunInfo& run);
 
