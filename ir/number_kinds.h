@@ -6,8 +6,8 @@
 // Maps the schema's kinds of numbers to tags of graph arguments.
 namespace torch_remote::ir {
 
-// The tag of a number of this kind, of its optional form, and of a list's items. It is kNone for a Scalar, whose tag may
-// vary, and for kinds that are not numbers.
+// The tag of a number of this kind, of its optional form, and of a list's items. The tag is kNone for a Scalar, whose
+// tag may vary, and for kinds that are not numbers.
 constexpr ArgTag number_tag(ArgKind kind) {
   switch (kind) {
     case ArgKind::kInt:

@@ -11,10 +11,11 @@
 
 namespace torch_remote::frontend {
 
-// Returns the tensor. If its contents were lost with a worker, restores them from `copy` first.
+// Returns the tensor, which is on a worker. If its contents were lost with a worker, restores them from `copy` first.
 at::Tensor restored(at::Tensor tensor, const at::Tensor& copy);
 
-// A lowered graph as a Python function. A call sends one message and records nothing.
+// A lowered graph as a Python function. A call does not record the graph's nodes. It sends this thread's recorded ops,
+// then the program if the worker does not have it, and then one Run message. Only copies of inputs are recorded.
 class CompiledGraph {
  public:
   // The source of an input's value.
@@ -28,8 +29,9 @@ class CompiledGraph {
   CompiledGraph(std::unique_ptr<CompiledGraphSpec> spec, std::vector<InputSource> input_sources,
                 const remote::ProgramOptions& options);
 
-  // Removes the arguments from the list, so that their memory can be freed early, and returns the results as a list.
-  // Raises for arguments that the graph does not support.
+  // Runs the graph, empties the list of arguments, so that their memory can be freed early, and returns the results as
+  // a list. Raises for arguments that the graph does not support, and for inputs that were lost with a worker and are
+  // read; the list is then unchanged. Requires the GIL, and releases it while the run is sent.
   pybind11::list call(pybind11::list& arguments);
 
  private:

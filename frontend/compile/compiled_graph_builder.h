@@ -27,7 +27,9 @@ struct Value {
   enum class Kind : uint8_t { kNone, kTensor, kNumber, kInt, kFloat, kBool, kRandomState, kList };
   Kind kind = Kind::kNone;
   uint32_t view = 0;            // kTensor
-  ir::Sym symbol = ir::kNoSym;  // kNumber, kInt, kFloat, kBool; kRandomState: the seed, followed by the position
+  // kInt, kFloat, kBool; kNumber: if complex, the real part, followed by the imaginary part; kRandomState: the seed,
+  // followed by the position
+  ir::Sym symbol = ir::kNoSym;
   c10::ScalarType dtype = c10::ScalarType::Float;  // kNumber
   // kTensor: a 0-dim CPU tensor; the program computes its value for its own use
   bool computed_on_cpu = false;
@@ -58,8 +60,9 @@ class CompiledGraphBuilder {
   ir::Sym float_constant(double value);  // the double's bits
   // Two consecutive symbols, the real and the imaginary part. They are never shared with equal constants.
   ir::Sym complex_constant(pybind11::handle value);
-  // Returns the value of a symbolic int, and adds a guard for it, so that Dynamo compiles again for another value.
-  // Returns nothing if it is too late for a guard, or if the guard would fix a tensor's size.
+  // Returns the value of a symbolic int, or of a node that has one, and adds a guard for it, so that Dynamo compiles
+  // again for another value. Returns nothing for any other value, without `trust_ranges`, if the value has no hint, if
+  // it is too late for a guard, or if the guard would fix a tensor's size.
   std::optional<int64_t> guarded_value(pybind11::handle value);
 
   // -- values of nodes
@@ -72,7 +75,8 @@ class CompiledGraphBuilder {
   const Value* find_value(pybind11::handle node) const;
   // The value of a node. If the node is not in the graph, it becomes an input.
   const Value& value_of(pybind11::handle node);
-  // Makes an offered node an input. With `random_state`, the argument is the state of a generator.
+  // Makes an offered node an input; throws UnsupportedNode for any other node. With `random_state`, the argument is the
+  // state of a generator.
   const Value& make_input(pybind11::handle node, bool random_state = false);
   // The nodes that became inputs, in order.
   const pybind11::list& input_nodes() const { return input_nodes_; }
@@ -81,7 +85,7 @@ class CompiledGraphBuilder {
 
   // A view of a new buffer.
   uint32_t fresh_view(c10::ScalarType dtype, const Geometry& g);
-  // A new tensor with the metadata of this fake tensor. With `host`, it may be a CPU tensor.
+  // A new tensor with the metadata of this fake tensor. With `host`, it may be a 0-dim CPU tensor.
   Value fresh(pybind11::handle val, bool host = false);
   // A view of `base`'s buffer with the metadata of this fake tensor, or a list of views for a list of fake tensors.
   Value view_of(const Value& base, pybind11::handle val);
@@ -89,12 +93,14 @@ class CompiledGraphBuilder {
 
   // -- nodes
 
-  // `fx` is the FX node that has the source line.
+  // Adds a node without results, which the caller sets. `fx` is the FX node that has the source line. The reference is
+  // valid until the next node is added.
   ir::Node& add_node(const ir::OpDesc& desc, std::vector<ir::Arg> args, pybind11::handle fx);
   void add_random(GraphRandom random) { spec_->randoms.push_back(std::move(random)); }
   const std::vector<GraphRandom>& randoms() const { return spec_->randoms; }
 
-  // Counts what was added; `cut_to` removes what was added since. Inputs stay.
+  // Counts what was added; `cut_to` removes the nodes, sources and random numbers that were added since. Inputs,
+  // buffers, views and symbols stay.
   struct Size {
     size_t nodes = 0, sources = 0, randoms = 0;
   };
@@ -105,6 +111,8 @@ class CompiledGraphBuilder {
 
   // Adds the next result of a call of the graph: a node's value, or an object that every call returns unchanged.
   void add_output(pybind11::handle object);
+  // Returns the graph and its calling convention; the builder must not be used afterwards. Throws c10::Error if the
+  // graph does not verify.
   std::unique_ptr<CompiledGraphSpec> finish();
 
  private:

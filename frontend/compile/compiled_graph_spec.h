@@ -29,10 +29,11 @@ struct GraphInput {
   // offset.
   ir::Sym param = ir::kNoSym;
   bool written = false;  // kTensor
-  // kTensor: the first access to its elements. kUnused means that only its sizes matter.
+  // kTensor: the first access to its elements. kUnused means that only its sizes matter. kOverwritten means that the
+  // first access writes the whole input without reading it; kRead means any other access.
   enum class Elements : uint8_t { kUnused, kOverwritten, kRead };
   Elements elements = Elements::kUnused;
-  ir::SourceRef reader;                                   // kRead: source line of the first read
+  ir::SourceRef reader;                                   // kRead: source line of the first access
   bool conj = false, neg = false;                         // kTensor: lazy
   std::vector<ir::Sym> sizes, strides;                    // kTensor: those that the graph expects
   std::vector<std::pair<uint32_t, ir::Sym>> size_params;  // kTensor: dims that set a parameter
@@ -42,8 +43,8 @@ struct GraphInput {
 struct GraphOutput {
   enum class Kind : uint8_t {
     kFresh,        // a view of the index-th new storage
-    kInputView,    // a view of the index-th argument
-    kInput,        // the index-th argument itself
+    kInputView,    // a view of the index-th input
+    kInput,        // the index-th input itself, as Python passed it
     kInt,          // the number `offset`
     kRandomState,  // a CPU tensor with a generator's state: its seed is the symbol `offset`, its position offset + 1
     kSame,         // the same object as the index-th result
@@ -68,7 +69,7 @@ struct GraphRandom {
 struct CompiledGraphSpec {
   c10::DeviceIndex device = 0;
   std::shared_ptr<const ir::Graph> graph;
-  std::vector<ir::SourceRef> sources;  // of the graph's nodes
+  std::vector<ir::SourceRef> sources;  // indexed by ir::Node::record
   // Has no nodes: only the parameters of `graph`, and the expressions whose values the client needs at a call.
   ir::Graph host;
   std::vector<GraphInput> inputs;

@@ -23,7 +23,7 @@ namespace torch_remote::frontend {
 
 // Records ops of one device, from any thread, and decides when they are sent. ThreadTraces holds them, and TraceSender
 // sends them. Call the functions with no lock held. Unless their comments say otherwise, they raise the loss of the
-// worker.
+// worker. A function that sends starts the worker if there is none, and waits while too many messages are in flight.
 class Recorder {
  public:
   static Recorder& get(c10::DeviceIndex device) { return *all_[device < 0 ? 0 : device]; }
@@ -31,7 +31,8 @@ class Recorder {
   // Appends one record to this thread's trace. `args` are the schema's arguments, in order. Operands are tensors on
   // this device, or numbers as 0-dim CPU tensors; the caller has refused all others. `results` are the new tensors,
   // flattened, for the results that alias no argument; they may be undefined. `list_lengths` has the length of each
-  // list result. If the trace must be cut after this record, it is sent.
+  // list result. If the trace must be cut before or after this record, it is sent, and the caller waits while the
+  // worker is far behind (TraceSender::throttle).
   void record(const ir::OpDesc& op, const c10::IValue* args, c10::ArrayRef<at::Tensor> results,
               c10::ArrayRef<uint32_t> list_lengths, std::optional<RandomState> random);
 
@@ -40,22 +41,25 @@ class Recorder {
   std::vector<int64_t> record_and_wait(const ir::OpDesc& op, const c10::IValue* args,
                                        c10::ArrayRef<c10::Storage> results, std::optional<RandomState> random);
 
-  // Flushes this thread's trace, then runs a graph. `results` are new storages for the graph's surviving fresh buffers,
-  // in order. Returns false, without running the graph, if an input's contents were lost. Call it without the GIL.
+  // Sends this thread's trace and those of other threads that use the inputs, then runs a graph. `results` are new
+  // storages for the graph's surviving fresh buffers, in order. Returns false, without running the graph, if an input's
+  // contents were lost. Call it without the GIL.
   [[nodiscard]] bool run(RunnableGraph& graph, std::span<const int64_t> params, std::span<RemoteStorage* const> inputs,
                          std::span<RemoteStorage* const> results);
 
   // Sends the recorded ops of all threads. `reason` is for the log: "item", "cpu", "synchronize", ... `waits` says that
   // the caller then waits for them.
   void flush(const char* reason, bool waits = false);
-  // The same, but raises nothing and does not wait for a worker that is far behind. `line`: see TraceSender::send.
+  // The same, but raises nothing, and does not throttle: it waits only when no further message may be in flight. Ctrl-C
+  // does not interrupt this wait. `line`: see TraceSender::send.
   Status try_flush(const FlushReason& reason, const ir::SourceRef& line = {});
   // Sends this thread's recorded ops.
   void flush_own(const char* reason);
   // Flushes, then waits until the worker is done. Raises the worker's failures.
   void synchronize();
 
-  // Drops recorded ops and the ops that the worker has not executed. Does not wait.
+  // Drops recorded ops and the ops that the worker has not executed. Does not wait for the worker to be idle. Does
+  // nothing if there is no worker; recorded ops then stay.
   void cancel();
   // Drops the recorded ops and the worker; all tensors lose their contents. The next use starts a new worker.
   void restart();

@@ -19,6 +19,7 @@ ShapeRuleFunction find_linalg_rule(ir::ShapeFunction function);
 // there is none.
 const c10::KernelFunction* find_custom_meta(ir::Opcode opcode);
 
+// Sets `strides` to those of a contiguous tensor, in elements; a size of 0 counts as 1.
 inline void contiguous_strides(c10::IntArrayRef sizes, c10::DimVector& strides) {
   strides.resize(sizes.size());
   int64_t stride = 1;
@@ -38,17 +39,19 @@ inline bool same_float(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && is_remote(a) && is_remote(b);
 }
 
-// Whether the tensor is contiguous and not channels-last as well (with dims of size 1 it can be both). The memory
-// format of a result is then unambiguous.
+// Whether the tensor is contiguous, and torch gives results like it the contiguous format. With dims of size 1 a tensor
+// may also be contiguous in the channels-last format.
 inline bool is_only_contiguous(const at::Tensor& t) {
   return t.suggest_memory_format() == c10::MemoryFormat::Contiguous && t.is_contiguous();
 }
 
+// The call's argument `dtype`, or `otherwise` if the op has none or it is None.
 inline c10::ScalarType dtype_arg(const OpEntry& op, const c10::IValue* args, c10::ScalarType otherwise) {
   if (op.dtype < 0 || args[op.dtype].isNone()) return otherwise;
   return args[op.dtype].toScalarType();
 }
 
+// The items of a list of ints; raises if the value is no list.
 inline c10::DimVector int_list(const c10::IValue& value) {
   c10::DimVector list;
   for (const c10::IValue& item : value.toListRef()) list.push_back(item.toInt());
@@ -58,12 +61,14 @@ inline c10::DimVector int_list(const c10::IValue& value) {
 // Whether an optional tensor argument is given.
 inline bool given(const c10::IValue& value) { return !value.isNone() && value.toTensor().defined(); }
 
-// Sizes, strides and dtype of a TensorIterator result over these operands: sizes are broadcast, and the operands' order
-// of dims is preserved (TensorIteratorBase::reorder_dimensions). Returns false if the sizes do not broadcast. `number`:
-// there is also a number, which torch makes an operand of rank 0.
+// Sets sizes and strides of a TensorIterator result over these operands, at least one. Sizes are broadcast, and the
+// operands' order of dims is preserved (TensorIteratorBase::reorder_dimensions). Does not set the dtype. Returns false
+// if the sizes do not broadcast; `out` is then undefined. `number`: there is also a number, which torch makes an
+// operand of rank 0.
 bool broadcast_result(c10::ArrayRef<const at::Tensor*> operands, ResultMeta& out, bool number = false);
 
-// The rule of ops whose result has the metadata of the first argument.
+// The rule of ops whose result has sizes and dtype of the first argument, and its strides if they are dense. Otherwise
+// the result has dense strides in the same order of dims.
 bool like_first(const OpEntry& op, const c10::IValue* args, Inferred& out);
 
 // Adds a result over the broadcast operands. A rule that declines may leave a result behind; infer() removes it.

@@ -32,7 +32,7 @@ struct ComposedOp {
   std::string_view name;       // schema name
   bool implemented_by_client;  // the client implements it, or torch composes it of ops that the client implements
   ComposedKind kind;
-  Opcode op;  // op of the table; kInvalidOpcode if there is none
+  Opcode op;  // for kFill and kOther: op of the table; otherwise kInvalidOpcode
   std::span<const ComposedArgument> arguments;
   std::string_view zero_argument;  // an argument that must be 0; empty if there is none
 };

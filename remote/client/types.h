@@ -20,7 +20,7 @@ namespace torch_remote::remote {
 // Limit on unacknowledged messages. It is twice the number after which the worker acknowledges (wire.fbs), so the
 // worker does not run out of work while the client waits.
 inline constexpr size_t kMaxUnacknowledged = 64;
-// Limit on bytes of unacknowledged uploads; a single larger upload may be in flight alone.
+// Limit on bytes of unacknowledged attachments, as of uploads; a single larger one may be in flight alone.
 inline constexpr size_t kMaxUnacknowledgedBytes = size_t{512} << 20;
 
 // Default limit on the memory of programs on a worker: enough for hundreds of the largest traces.
@@ -41,15 +41,16 @@ struct OpError {
 struct BuildRequest {
   uint32_t program = 0;  // its number
   const ir::Trace* trace = nullptr;
-  const std::vector<uint64_t>* survivors = nullptr;  // surviving buffers of `trace`
+  const std::vector<uint64_t>* survivors = nullptr;  // bit i of the words: buffer i of `trace` survives
   const ir::Graph* graph = nullptr;                  // if set, used instead of a trace
-  std::span<const int64_t> sample;                   // parameters of the first run
+  std::span<const int64_t> sample;                   // parameters of a trace's first run, or typical ones of a graph
   std::span<const ir::SourceRef> sources;            // one per record
   const ir::Capabilities* worker = nullptr;          // the worker that will execute it
   bool deterministic = false;                        // ProgramOptions
 };
 
-// Builds a program: runs on the builder's thread and sets `program` to the encoded flatbuffer.
+// Builds a program: runs on the builder's thread and sets `program` to the encoded flatbuffer. A std::exception that it
+// throws fails the build.
 using BuildFunction = std::function<Status(const BuildRequest& request, std::vector<uint8_t>* program)>;
 
 // How the worker executes a program.
@@ -58,13 +59,15 @@ struct ProgramOptions {
   // session. This lowers the latency of calls and costs up to a millisecond of a core per wait.
   bool low_latency = false;
   // The worker may time several algorithms and keep the fastest, so the last bits of results may differ between runs.
+  // Ignored if `deterministic` is set.
   bool tune = false;
   // The bits of an op's result must depend on its operands alone, so passes must not change an op because of its
   // neighbors.
   bool deterministic = false;
 };
 
-// A program from load(), for runs that are not recorded. It belongs to one client.
+// A program that the worker has, or that is being built for it (program_cache.h). It belongs to one client. A program
+// from Client::load() is for runs that are not recorded.
 struct CachedProgram;
 using ProgramPtr = std::shared_ptr<CachedProgram>;
 

@@ -20,14 +20,15 @@ class Deadline {
   explicit Deadline(std::chrono::milliseconds time, KeepWaiting keep_waiting = {})
       : deadline_(Clock::now() + time), keep_waiting_(std::move(keep_waiting)) {}
 
-  // Returns kTimeout after the deadline, or kInterrupted.
+  // Calls keep_waiting. Returns kInterrupted if that returns false, and kTimeout after the deadline.
   Status check() const {
     if (keep_waiting_ && !keep_waiting_()) return {ErrorCode::kInterrupted, "remote: connecting was interrupted"};
     if (Clock::now() >= deadline_) return {ErrorCode::kTimeout, "remote: timeout"};
     return {};
   }
 
-  // Waits for one of the events, with at most kWaitStep between two checks.
+  // Waits for one of the events (POLLIN, POLLOUT), with at most kWaitStep between two checks. Also returns ok if the
+  // descriptor has an error or was hung up. Returns kInternal if poll() fails.
   Status wait(int descriptor, short events) const {
     for (;;) {
       if (Status status = check(); !status) return status;

@@ -17,26 +17,29 @@ struct Address {
   std::string text() const;  // "host:80", "[::1]:80"
 };
 
-// Parses "HOST:PORT", "[::1]:PORT", or ":PORT" for 127.0.0.1. `url` is for the error message.
+// Parses "HOST:PORT", "[::1]:PORT", or ":PORT" for 127.0.0.1. Returns kInvalid for any other text, with `url` in the
+// message.
 Status parse_address(std::string_view text, std::string_view url, Address* address);
 
-// Makes a connected socket, set up for frames. Tries the addresses of the host one after the other. Errors name the
-// fix: kUnsupported if the host name cannot be resolved, kLost if the host refuses or does not answer, kTimeout,
-// kInterrupted.
+// Makes a connected non-blocking socket, set up for frames, which the caller owns. Tries the addresses of the host one
+// after the other, until one accepts. Errors name the fix. kUnsupported: the host name cannot be resolved. kLost: no
+// address accepts. kTimeout: the deadline passed, perhaps before all addresses were tried. kInterrupted: see Deadline.
 Status connect_tcp(const Address& address, const Deadline& deadline, int* socket);
 
-// Makes a non-blocking listening socket. With port 0 the kernel chooses one, which is stored in the address. *loopback
-// says whether only this machine can reach it.
+// Makes a non-blocking listening socket on the host's first address; the caller owns the socket. With port 0 the kernel
+// chooses one, which is stored in the address. *loopback says whether it is a loopback address, which only this machine
+// can reach. Returns kUnsupported if the name cannot be resolved or the address cannot be used.
 Status listen_tcp(Address* address, int* socket, bool* loopback);
 
-// Disables Nagle's algorithm and enables keep-alive probes, so that we notice when the peer's machine is gone. Leaves
-// the buffer sizes to the kernel: it lets them grow further than a program may request (net.core.wmem_max).
+// Disables Nagle's algorithm and enables keep-alive probes, so that we notice within about a minute that the peer's
+// machine is gone. Leaves the buffer sizes to the kernel: it lets them grow further than a program may request
+// (net.core.wmem_max).
 void set_up_tcp(int socket);
 
-// Whether the other end is on this machine.
+// Whether the other end has a loopback address. It may still be a proxy on this machine, as of ssh, for another one.
 bool is_loopback_peer(int socket);
 
-// The address of the other end: "127.0.0.1:40000".
+// The address of the other end: "127.0.0.1:40000", "[::1]:40000", or "unknown".
 std::string peer_of(int socket);
 
 }  // namespace torch_remote::remote

@@ -34,6 +34,7 @@ struct TlsFiles {
 class TlsContext {
  public:
   // For clients. Trusts `authorities` or, if empty, those of the system. A certificate is for workers that require one.
+  // This function and the next one return kInvalid if a file is missing or cannot be used.
   static Status for_client(const TlsFiles& files, std::shared_ptr<const TlsContext>* context);
   // For workers, with certificate and key. With `authorities`, clients need a certificate, too.
   static Status for_worker(const TlsFiles& files, std::shared_ptr<const TlsContext>* context);
@@ -46,7 +47,7 @@ class TlsContext {
 
   ssl_ctx_st* get() const { return context_; }
   // Holds this end's certificate and private key, or is null. Connections hold references until the handshake is done.
-  // If the context is destroyed after that, the private key is no longer in memory.
+  // If the context is destroyed after that, OpenSSL frees the private key (see enable_openssl_cleansing).
   ssl_ctx_st* credentials() const { return credentials_; }
   Side side() const { return side_; }
 
@@ -76,7 +77,9 @@ class TlsStream : public ByteStream {
 };
 
 // Runs the TLS handshake over a socket. The stream owns the socket; if the handshake fails, the socket is closed.
-// Errors name the fix. kUnsupported means that one end does not trust the other.
+// `context` and `peer` are not used afterwards. `description` names the other end in errors. Errors name the fix.
+// kUnsupported: one end does not trust the other, or does not speak TLS 1.3. kLost: the connection ended. kTimeout and
+// kInterrupted: see Deadline.
 Status start_tls(int socket, const TlsContext& context, const TlsPeer& peer, const Deadline& deadline,
                  std::string description, std::unique_ptr<TlsStream>* stream);
 

@@ -10,7 +10,7 @@
 
 namespace torch_remote::remote {
 
-// A child of this process. Thread safe.
+// A child of this process. Thread safe. The destructor neither ends nor reaps the child: call signal() and wait().
 class ChildProcess {
  public:
   // Takes ownership of a child that is already running.
@@ -18,14 +18,16 @@ class ChildProcess {
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
 
-  // Starts arguments[0] in a new process group with one more environment variable, `variable`. The child gets `socket`
-  // as descriptor kSocket and the standard descriptors, but no others. Its output goes to our stderr.
+  // Starts the file arguments[0] in a new process group. `variable` ("NAME=value") is added to the environment, or
+  // replaces the variable of that name. The child gets `socket` as descriptor kSocket; the caller still owns `socket`.
+  // With glibc 2.34 or later, the child gets no other descriptors but the standard ones. Its input is empty, and its
+  // output goes to our stderr. Returns kUnsupported if it cannot be started.
   static constexpr int kSocket = 3;
   static Status start(const std::vector<std::string>& arguments, const std::string& variable, int socket, int* pid);
 
   int pid() const { return pid_; }
-  // How the child ended ("exited with status 1", "was killed by signal 9 (Killed)"), or nullopt if it still runs after
-  // `timeout`.
+  // Waits for the child, and reaps it. Returns how it ended ("exited with status 1", "was killed by signal 15
+  // (Terminated)"), or "ended" if other code has reaped it. Returns nullopt if it still runs after `timeout`.
   std::optional<std::string> wait(std::chrono::milliseconds timeout);
   // Sends a signal; does nothing if the child has ended.
   void signal(int number);

@@ -8,8 +8,8 @@
 
 namespace torch_remote::remote {
 
-// Forwards every call to another transport. Base class of transports that change some calls: to capture, to explain, to
-// inject faults.
+// Forwards every call to another transport, which it owns. Base class of transports that change some calls: to capture,
+// to explain, to inject faults.
 class ForwardingTransport : public Transport {
  public:
   explicit ForwardingTransport(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}

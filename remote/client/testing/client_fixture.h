@@ -16,13 +16,13 @@
 #include "remote/client/client.h"
 #include "remote/testing/fake_worker.h"
 
-// A client with a fake worker at the other end, over each transport.
+// A client with a fake worker at the other end, over the in-process transport and over a Unix socket.
 namespace torch_remote::remote {
 
 using namespace std::chrono_literals;
 using Type = wire::Type;
 
-inline const KeepWaiting kPatient;
+inline const KeepWaiting kPatient;  // empty: waits without an end
 // Clients of forked children, which are never destroyed; this list keeps them reachable for the leak checker.
 inline std::vector<Client*>* const forked_clients = new std::vector<Client*>;
 
@@ -46,7 +46,8 @@ class TraceWriter {
  public:
   explicit TraceWriter(ir::Trace& trace) : trace_(trace) {}
 
-  // Records an op that reads one buffer and creates one; `size` is the number of elements of both.
+  // Records an op that reads buffer `input`, creates a buffer and has the parameter `value`. `size` is the number of
+  // elements of both buffers, and also the stated bytes of the input. `survives`: the new buffer has an owner.
   TraceWriter& op(uint32_t opcode, uint64_t input, int64_t size, bool survives, int64_t value = 0) {
     const int64_t sizes[] = {size}, strides[] = {1};
     trace_.begin_record(opcode, {0xC0DE, static_cast<int32_t>(trace_.records.size()), 0});
@@ -62,7 +63,7 @@ class TraceWriter {
   ir::Trace& trace_;
 };
 
-// A graph with one input, one parameter, and one fresh buffer that survives.
+// A graph with one parameter, one input buffer and one fresh buffer. It is not valid: its node has no arguments.
 inline std::shared_ptr<const ir::Graph> small_graph() {
   auto graph = std::make_shared<ir::Graph>();
   graph->params = 1;
@@ -97,6 +98,7 @@ class ClientTest : public testing::TestWithParam<Kind> {
     return {};
   }
   ir::Capabilities built_for;  // capabilities that the last build got
+  // Makes builds wait until release_builds(), which TearDown() calls, too.
   void hold_builds() {
     gate = std::promise<void>();
     build_gate = gate.get_future().share();
