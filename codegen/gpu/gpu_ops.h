@@ -33,8 +33,8 @@ class GpuOps : public cpu::Ops {
   MlirValue shuffle_down(MlirValue x, uint32_t distance);  // lane + distance; this lane's own value if there is none
   MlirValue broadcast_first(MlirValue x);                  // lane 0
 
-  // These hide functions of Ops with the same results, and use the GPU's instructions. Ops has no virtual functions, so
-  // its own functions, such as store(), still call those of Ops.
+  // These hide functions of Ops, and use the GPU's instructions. The functions of Ops are not virtual, so a call by a
+  // reference to Ops does not reach these.
   MlirValue to_memory(MlirValue x, ir::DType memory);
   MlirValue random(MlirValue seed, MlirValue offset, MlirValue number);
 
