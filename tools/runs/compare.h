@@ -22,7 +22,7 @@ struct Tolerance {
 struct Difference {
   uint64_t differing = 0;  // number of elements that do not agree
   uint64_t elements = 0;   // number of all elements
-  uint64_t first = 0;  // row-major index of the first element that does not agree
+  uint64_t first = 0;      // row-major index of the first element that does not agree
   // Maxima of |a - b| and |a - b| / |b| over the elements that do not agree; 0 for float8 types. The distance is
   // infinite if only one of the two is NaN or infinite.
   double max_abs = 0;

@@ -236,8 +236,8 @@ class ServerTest : public ::testing::Test {
   int acknowledgements = 0;   // Acknowledgements that receive() has seen.
   uint64_t acknowledged = 0;  // Sequence number of the last of them.
   int misaligned = 0;
-  size_t more = 0;  // Failures of the last synchronization after the first one.
-  std::vector<std::string> errors;  // Messages of the errors in acknowledgements.
+  size_t more = 0;                                // Failures of the last synchronization after the first one.
+  std::vector<std::string> errors;                // Messages of the errors in acknowledgements.
   std::map<uint32_t, remote::LastRun> last_runs;  // By program.
 };
 
