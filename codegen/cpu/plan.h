@@ -5,8 +5,8 @@
 
 #include "codegen/loop/loop_ir.h"
 
-// A Plan assigns the values of a kernel to the loops of a function. It is derived from the kernel's Schedule and its
-// stores.
+// A Plan assigns the values of a kernel to the loops of a function, for CPU code and GPU code. It is derived from the
+// kernel's Schedule and its stores. Values are named by their indices in Kernel::values.
 //
 // A kernel has two functions. The *rows function* computes a range of rows, so that threads can share the rows. The
 // *finish function* runs once after all rows, and computes what depends on reductions over rows.
@@ -31,8 +31,9 @@ struct LoopPlan {
   // of each line.
   std::vector<uint32_t> totals;  // Over::kRows
   std::vector<uint32_t> lines;   // Over::kLines
-  std::vector<uint32_t> stores;  // indices into Kernel::stores
-  // Indices into Kernel::stores: executed once per position of the outer column dim.
+  // Indices into Kernel::stores, which only the last loop has: those that vary along the last column dim, and those
+  // that are executed once per position of the outer column dim.
+  std::vector<uint32_t> stores;
   std::vector<uint32_t> outer_stores;
   // A bool that is constant in a row, or kNone. Where it is false, the loop would only add zeros, and is skipped.
   uint32_t condition = kNone;
@@ -45,13 +46,16 @@ struct Plan {
   bool finish = false;
   std::vector<Scope> scopes;     // of each value
   std::vector<uint32_t> levels;  // for each value: the first loop that can use it
-  std::vector<uint32_t> before;
+  std::vector<uint32_t> before;  // values of Scope::kFunction
   std::vector<LoopPlan> loops;
-  std::vector<std::vector<uint32_t>> values;  // has one list more than `loops`
-  std::vector<uint32_t> totals;
-  std::vector<uint32_t> stores;
-  std::vector<uint32_t> spill_index;  // for each value: its index in Schedule::spilled, or kNone
-  std::vector<uint32_t> spill_loop;   // for each spilled value: the loop that stores it to memory; later loops load it
+  std::vector<std::vector<uint32_t>> values;  // values of Scope::kRow; has one list more than `loops`
+  std::vector<uint32_t> totals;               // indices into Schedule::totals
+  std::vector<uint32_t> stores;               // indices into Kernel::stores
+  // For each value: its index in Schedule::spilled, or kNone. A spilled value that is not at Scope::kVector is
+  // recomputed instead, and so are all values in the finish function: these have kNone.
+  std::vector<uint32_t> spill_index;
+  // For each value: the loop that stores it to memory, or kNone. Later loops load it.
+  std::vector<uint32_t> spill_loop;
 
   bool empty() const { return loops.empty() && stores.empty() && totals.empty(); }
 };

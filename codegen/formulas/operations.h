@@ -6,7 +6,8 @@
 // For the generated functions. They are always inlined, because a call would save registers in memory.
 #define INLINE __attribute__((always_inline)) inline
 
-// The operations of LoopIR that C++ has no operator for, for the generated functions (print_cuda.h).
+// The operations of LoopIR that C++ has no operator for, for the generated functions (print_cuda.h). `T` is float,
+// double or a signed integer type.
 namespace torch_remote::codegen::formulas {
 
 // NaN if one of them is NaN; b if both are zero.
@@ -47,7 +48,8 @@ __device__ inline T shift_right(T a, T b) {
   return static_cast<T>(a >> (b >= 0 && b < kMost ? b : kMost));
 }
 
-// a * 2^power, rounded once. `power` must be an integer, and a * 2^(power / 2) a normal number. The first of the two
+// a * 2^power, rounded once. `power` must be an integer from -252 to 254 for float, and from -2044 to 2046 for double,
+// so that both factors are normal numbers. a * 2^(power / 2) must be a normal number, too. The first of the two
 // multiplications is therefore exact. The low bits of `sum` are `power` plus twice the exponent bias.
 __device__ inline float ldexp(float a, float power) {
   const int sum = __builtin_bit_cast(int, power + (0x1.8p23F + 2 * 127)), half = sum >> 1;

@@ -17,7 +17,7 @@ class GpuOps : public cpu::Ops {
  public:
   explicit GpuOps(LlvmBuilder& builder) : cpu::Ops(builder, cpu::Features{}) {}
 
-  // Index of this thread in its block, size of the block, index of the block, size of the grid; i64.
+  // Index of this thread in its block, size of the block, index of the block (x), size of the grid (x). All are i64.
   MlirValue thread_x();
   MlirValue thread_y();
   MlirValue threads_x();
@@ -25,15 +25,16 @@ class GpuOps : public cpu::Ops {
   MlirValue block();
   MlirValue blocks();
 
-  void barrier();       // for all threads of the block
-  void warp_barrier();  // for all lanes of the warp
+  void barrier();       // All threads of the block must execute it.
+  void warp_barrier();  // All lanes of the warp must execute it.
 
-  // The value of another lane of the warp, of any type. All lanes must execute this.
+  // The value of another lane of the warp, of any type that LoopIR's values have. All 32 lanes must execute this.
   MlirValue shuffle_xor(MlirValue x, uint32_t distance);   // lane ^ distance
   MlirValue shuffle_down(MlirValue x, uint32_t distance);  // lane + distance; this lane's own value if there is none
   MlirValue broadcast_first(MlirValue x);                  // lane 0
 
-  // These replace functions of Ops, using the GPU's instructions.
+  // These hide functions of Ops, and use the GPU's instructions. The functions of Ops are not virtual, so a call by a
+  // reference to Ops does not reach these.
   MlirValue to_memory(MlirValue x, ir::DType memory);
   MlirValue random(MlirValue seed, MlirValue offset, MlirValue number);
 

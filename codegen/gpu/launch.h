@@ -84,7 +84,8 @@ Status decode(std::span<const uint8_t> bytes, Recipe* recipe);
 
 // An index that was out of bounds; `operand` is kNone before the launch. If several indices are, the record has any one
 // of them. `unfailed_operands` shows all of their operands: bit min(operand, 31) is 0 for each. All its bits are 1
-// before the launch.
+// before the launch. Hand-written kernels also report other failures here, such as a division by zero
+// (worker/targets/cuda/device/deferred_failures.h).
 struct IndexRecord {
   uint32_t operand = kNone;
   uint32_t unfailed_operands = ~uint32_t{0};
@@ -101,9 +102,10 @@ struct Call {
   std::span<const int64_t> strides;
   std::span<const int64_t> bounds;
   std::span<const uint64_t> scalars;
-  // One more row follows the others (of one row dim), with this size of the last column dim; 0: there is none.
+  // One more row follows the others, with this size of the column dim; 0: there is none. Otherwise the kernel must have
+  // one row dim and one column dim.
   int64_t remainder_columns = 0;
-  uint64_t scratch = 0;          // scratch_bytes() bytes, aligned to 16
+  uint64_t scratch = 0;          // scratch_bytes() bytes, aligned to 16; may be 0 without reductions over rows
   uint64_t failure = 0;          // see kFailure; may be 0 if no operand is indexed
   uint64_t scalars_address = 0;  // see kScalarsAddress
   uint32_t processors = 132;     // multiprocessors of the device, which limit the grid; results do not depend on it
@@ -120,7 +122,8 @@ struct Launch {
 // Bytes of scratch memory for a call; 0 without reductions over rows.
 uint64_t scratch_bytes(const Recipe& recipe, std::span<const int64_t> sizes, int64_t remainder_columns = 0);
 
-// Computes the launches of a call, which must run in this order. There are none if there is nothing to compute.
+// Computes the launches of a call, which must run in this order. There are none if there is nothing to compute. Returns
+// kInvalid if the call does not fit the recipe.
 Status make_launches(const Recipe& recipe, const Call& call, std::vector<Launch>* launches);
 
 // The order in which the launches for these sizes reduce.

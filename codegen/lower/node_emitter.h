@@ -29,23 +29,27 @@ class NodeEmitter {
 
   // The symbol's value as an argument of the kernel.
   V scalar_of(ir::DType type, ir::Sym symbol);
-  // The value of an argument: the element of a tensor at the current point, or a number. It has the type that kernels
-  // compute in for its dtype. kNone: the op has no such argument, or it is not given.
+  // The value of an argument: the element of a tensor at the current point, or a number. An element has the type that
+  // kernels compute in for its dtype. A number is an i64, f64 or bool. kNone: the op has no such argument, it is not
+  // given, it is neither a tensor nor a real number, or the node reads it at indices.
   V operand(const ir::Arg& arg);
   V operand(std::string_view name);
-  // The same value, converted to `type`.
+  // The same value, converted to `type`. It must not be kNone.
   V operand(std::string_view name, ir::DType type);
-  // The element of a view at the current point. kNone: the node does not read the view, or reads it at indices.
+  // The element of a view at the current point: loaded, or the value that an earlier node of the group wrote there.
+  // kNone: the node does not read the view, or reads it at indices.
   V element(uint32_t view);
   bool has_part(std::string_view name) const;  // whether the argument is given and the kernel accesses its elements
 
   bool is_result_used(size_t result) const;
+  // The dtype of a result; if it is not used, that of the first part that the node writes.
   ir::DType result_dtype(size_t result) const;
-  // Sets a result; `value` has the type that kernels compute in.
+  // Sets a result, or does nothing if it is not used. Converts `value` to the type that kernels compute in for the
+  // result's dtype. The same conversion applies to fill() and update().
   void result(size_t index, V value);
   // Writes `value` to every part that the node writes. For ops that fill their first argument or work in place.
   void fill(V value);
-  // Writes `value` to an argument that the op updates in addition to its results.
+  // Writes `value` to an argument that the op updates in addition to its results, if it is given.
   void update(std::string_view name, V value);
 
   int64_t space_points() const;   // number of points that the node is computed at, in this run
@@ -54,13 +58,14 @@ class NodeEmitter {
   V reduced_points(ir::DType type);
   // The sum of a value for a result that varies along fewer dims, such as the gradient of a norm's weight. It sums over
   // the dims along which the result does not vary, in `sum_type`. Rows in IterationDomain::unreduced_rows are not
-  // summed. Returns kNone if LoopIR has no reduction over these dims.
+  // summed. Returns kNone if LoopIR has no reduction over these dims, or if the result is not used.
   V sum_for(size_t result, V value);
-  // The member's reduction of a value, in the value's type.
+  // The member's reduction of a value, in the value's type: over columns, rows, or both. If the member does not reduce,
+  // this is the value itself.
   V reduce(Reduction reduction, V value);
   // The same reduction for sums and products, in `sum_type`.
   V accumulate(Reduction reduction, V value);
-  // Whether the kernel has one column dim, and the member reduces over it.
+  // Whether the kernel has one column dim, and the member reduces over columns alone, not over rows.
   bool has_one_column() const;
 
  private:

@@ -11,16 +11,18 @@ namespace torch_remote::codegen {
 // torch::promote_types for real dtypes.
 ir::DType promoted(ir::DType a, ir::DType b);
 
-// torch::result_type: tensors with dims come first, then zero-dim tensors, then numbers. Each group counts only if its
-// category is higher.
+// torch::result_type: tensors with dims come first, then zero-dim tensors, then numbers. The dtypes of a group are
+// promoted. A later group replaces the result of the earlier ones only if its category (bool, integer, float) is
+// higher.
 class ResultType {
  public:
   void tensor(ir::DType dtype, bool has_dims) { join(has_dims ? dims_ : zero_dims_, dtype); }
   void number(ir::DType dtype) { join(numbers_, dtype); }
   // Adds a tensor or a number. False: the argument is neither.
   bool argument(const ir::Graph& graph, const ir::Arg& arg);
+  // The result type of all that was added; nothing if nothing was added.
   std::optional<ir::DType> get() const;
-  // The result type of the tensors alone.
+  // The result type of the tensors alone; nothing if there are none.
   std::optional<ir::DType> of_tensors() const;
 
  private:

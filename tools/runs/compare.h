@@ -11,8 +11,9 @@
 // Compares tensors' bytes.
 namespace torch_remote::tools {
 
-// Elements agree if their bits are equal, or |a - b| <= atol + rtol * |b|, or both are NaN. If both tolerances are 0,
-// only equal bits agree: NaN payloads and the sign of zero count.
+// Two elements agree if their bits are equal, or |a - b| <= atol + rtol * |b|, or both are NaN. Complex numbers agree
+// if both parts do. Elements of float8 types agree only if their bits are equal. If both tolerances are 0, only equal
+// bits agree: NaN payloads and the sign of zero count.
 struct Tolerance {
   double rtol = 0;
   double atol = 0;
@@ -20,17 +21,17 @@ struct Tolerance {
 
 struct Difference {
   uint64_t differing = 0;  // number of elements that do not agree
-  uint64_t elements = 0;
-  uint64_t first = 0;  // row-major index of the first element that does not agree
-  // Maxima over the elements that do not agree, for types with a numeric value; NaN and infinity count as infinitely
-  // far.
+  uint64_t elements = 0;   // number of all elements
+  uint64_t first = 0;      // row-major index of the first element that does not agree
+  // Maxima of |a - b| and |a - b| / |b| over the elements that do not agree; 0 for float8 types. The distance is
+  // infinite if only one of the two is NaN or infinite.
   double max_abs = 0;
   double max_rel = 0;
-  std::string a, b;  // the values of that first element
+  std::string a, b;  // The values of element `first`. If the numbers of bytes differ: "12 bytes" and "16 bytes".
 };
 
-// Compares contiguous elements of one dtype. Returns nothing if all agree. If the numbers of bytes differ, all elements
-// differ.
+// Compares contiguous elements of one dtype; `b` has the expected values. Returns nothing if all agree. If the numbers
+// of bytes differ, all elements of the longer one count as differing, and both maxima are 0.
 std::optional<Difference> compare(ir::DType dtype, std::span<const std::byte> a, std::span<const std::byte> b,
                                   const Tolerance& tolerance);
 

@@ -18,20 +18,22 @@ enum class CollectiveOp : uint8_t {
   kGather,
   kScatter,
   kBarrier,
-  kMessage,
-  kCopy,     // worker/collectives/direct_copies.h
-  kSkipped,  // Sent instead of a copy: the reason why there is none.
-  kMeet,     // worker/collectives/peer_copies.h
-  kLocation,
-  kReadDone,
+  kMessage,   // A message between two ranks: `send` and `recv`.
+  kCopy,      // A copy's data (direct_copies.h).
+  kSkipped,   // It is sent instead of a copy: the reason why there is none.
+  kMeet,      // The first messages of a group of devices (device_group.h), or of copies between devices.
+  kLocation,  // The location of a copy's piece (peer_copies.h).
+  kReadDone,  // The piece was read (peer_copies.h).
   kLast = kReadDone,
 };
 
-std::string_view name(CollectiveOp op);  // "all_reduce"
+// For error messages: "all_reduce", "a direct copy", or "an unknown op" for a number that is no CollectiveOp.
+std::string_view name(CollectiveOp op);
 bool has_reduction(CollectiveOp op);
 bool has_root(CollectiveOp op);
 
-// Identifies what a message belongs to. Two ranks in the same op use equal labels.
+// Identifies what a message belongs to. Two ranks in the same op use equal labels. A label from another rank is not
+// trusted: its fields may have any value.
 struct Label {
   // kPoint: a message between two ranks. kFailure: the reason why the sender's mesh is broken.
   enum Kind : uint8_t { kCollective = 1, kPoint = 2, kFailure = 3 };
@@ -41,9 +43,11 @@ struct Label {
   uint8_t dtype = 0;
   uint8_t reduction = 0;
   int32_t root = 0;
-  // Number of the collective op, counted by the client; for a message between two ranks: its tag.
+  // Number of the collective op, counted by the client. For a message between two ranks: its tag. Tags with the highest
+  // bit set belong to device_group.h. For a copy: its number, or 0 before the first copy.
   uint64_t sequence = 0;
-  uint64_t count = 0;  // Elements of the collective op; 0: it differs from rank to rank.
+  // Elements of the collective op; 0: it differs from rank to rank. For kMeet before the first copy: the step.
+  uint64_t count = 0;
   bool operator==(const Label&) const = default;
 };
 

@@ -12,16 +12,16 @@ namespace torch_remote::worker {
 class HostDevice final : public Device {
  public:
   struct Options {
-    // The transport to a client that reads this memory in place. It must outlive the device and all memory lent. Null:
-    // no client does.
+    // The transport to the client, which lend() uses. If it shares memory, tensors are in memory that the client can
+    // read in place. It must outlive the device and all memory lent. Null: lend() lends nothing.
     remote::Transport* transport = nullptr;
-    bool inproc = false;   // The client is in this process.
-    bool trusted = false;  // Memory that the client sends may be used in place.
-    uint64_t limit = 0;    // Bytes of tensors; 0: what the machine or the control group has.
+    bool inproc = false;   // The client is in this process, and can read any memory in place.
+    bool trusted = false;  // Memory that the client sends may be used in place: the client does not write to it later.
+    uint64_t limit = 0;    // Bytes of tensors; 0: machine_memory().
   };
   explicit HostDevice(const Options& options);
 
-  // Sets the threads for large copies: those of a runner, so that there is one thread pool.
+  // Sets the threads that copy_out() uses for large copies: those of a runner, so that there is one thread pool.
   void set_threads(ParallelFor parallel) { parallel_ = std::move(parallel); }
 
   std::string description() const override;

@@ -9,8 +9,9 @@
 
 #include "ir/status.h"
 
-// Files of this machine that a worker reads for its clients, if it was started to do so. A client is not trusted: it
-// names a path, a version, an offset and a size, and learns nothing about files outside of the folder.
+// Files of this machine that a worker reads for its clients, if it was started with --allow-files=FOLDER. A client is
+// not trusted: it names a path, a version, an offset and a size, and cannot read files outside of the folder. If a link
+// in the folder leads outside, the error messages show whether a path behind the link exists.
 namespace torch_remote::worker {
 
 struct FileVersion {
@@ -24,13 +25,15 @@ struct FileVersion {
 class OpenFile {
  public:
   OpenFile() = default;
+  // Takes ownership of the descriptor; the version stays 0.
   explicit OpenFile(int descriptor) : descriptor_(descriptor) {}
   ~OpenFile();
   OpenFile(OpenFile&& other) noexcept;
   OpenFile& operator=(OpenFile&& other) noexcept;
 
+  // The version that the file had when Files opened it.
   const FileVersion& version() const { return version_; }
-  // Reads all of `bytes`, from `offset` on.
+  // Fills `bytes` with the file's bytes from `offset` on. kUnsupported: a read failed, or the file is too short.
   Status read(uint64_t offset, std::span<std::byte> bytes) const;
 
  private:
@@ -46,8 +49,8 @@ class Files {
   // folder.
   static Status in(const std::string& folder, std::shared_ptr<const Files>* files);
 
-  // Opens a regular file whose real path, with all links resolved, is in the folder. Error messages name only paths
-  // that the client knows.
+  // Opens a regular file whose real path, with all links resolved, is in the folder. `path` is absolute, or relative to
+  // the folder. All errors are kUnsupported, and their messages name only paths that the client knows.
   Status open(const std::string& path, OpenFile* file) const;
   // Opens the file only if it has this version, and at least `size` bytes from `offset` on.
   Status open(const std::string& path, const FileVersion& version, uint64_t offset, uint64_t size,

@@ -12,40 +12,44 @@
 #include "worker/device/monotonic_clock.h"
 #include "worker/session/loaded_program.h"
 
-// Records what a worker does and when, while a client records a profile. For one thread. Memory is bounded: events
-// beyond the limit are counted and dropped. Events are handed over to the client now and then, so that it has them if
-// this process dies. Recording formats nothing: the sizes of a run's ops are stored as numbers, and become text when
-// the client asks.
+// Records what a worker does and when, while a client records a profile. For one thread. Events beyond a limit are
+// counted and dropped. Variants (see `variant`) have no limit and are kept until the profile ends. Events are handed
+// over to the client now and then, so that it has them if this process dies. Recording formats nothing: the sizes of a
+// run's ops are stored as numbers, and become text when the events are handed over.
 namespace torch_remote::worker {
 
 class Profile {
  public:
-  // Stores at most `limit` events, and no more than kMaxEvents.
+  // Records at most `limit` events in all, and no more than kMaxEvents. Events that were handed over count, too.
   explicit Profile(uint64_t limit);
   static constexpr uint64_t kMaxEvents = uint64_t{1} << 22;
 
+  // Adds the handling of a message. Times are in ns of CLOCK_MONOTONIC.
   void message(wire::Type type, uint64_t sequence, uint64_t begin, uint64_t end);
 
-  // Returns where a runner writes the times of `nodes` nodes (tr_run::times), all of them 0.
+  // Returns where a runner writes the times of `nodes` nodes (tr_run::times): nodes + 1 numbers, all of them 0. They
+  // are valid until the next call.
   uint64_t* times(size_t nodes);
-  // Returns the number of the variant: a program with these symbol values, and with the current runners of its nodes.
+  // Returns the number of a variant: a program with these sizes, and with the current runners of its nodes. Makes a new
+  // variant if either differs from those of the program's last run.
   uint32_t variant(const LoadedProgram& program, const std::vector<int64_t>& values);
-  // Adds the nodes [first, last) of the variant, as far as `times` says that they ran.
+  // Adds the nodes [first, last) of the variant that ran, according to the times from the last call of times().
   void ops(const LoadedProgram& program, uint32_t variant, uint64_t sequence, uint32_t first, uint32_t last);
 
-  // Another program takes this number: ops of the previous one lose their names.
+  // The program with this number was unloaded or replaced: those of its ops that were not handed over lose their names.
   void forget(uint32_t program);
 
-  // Events that were not handed over yet.
+  // Events that were not handed over yet. Valid until one of the other functions that are not const is called.
   std::span<const wire::ProfileEvent> events() const { return events_; }
+  // Number of events that were dropped since the profile began.
   uint64_t dropped() const { return dropped_; }
 
-  // Nanoseconds after `now` when events() should be handed over. 0 if there are many events or the first one is old;
-  // kNever if nothing is due. Events that record a hand-over do not make another one due.
+  // Nanoseconds from `now` until events() should be handed over. It is 0 from 2^14 events on, or if the first one is
+  // 100 ms old, and kNever if there are none. Events that record a hand-over do not make another one due.
   uint64_t next_hand_over_in(uint64_t now) const;
   static constexpr uint64_t kNever = UINT64_MAX;
-  // Call it after events() and encode_programs() were sent to the client: forgets the events, and marks the variants as
-  // sent.
+  // Call it after events() and encode_programs() were copied to a message for the client: forgets the events, and marks
+  // the variants as handed over.
   void handed_over();
   // The events cannot be handed over: counts them as dropped.
   void drop_events();

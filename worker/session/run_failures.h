@@ -10,43 +10,51 @@
 
 namespace torch_remote::worker {
 
-// Which buffers of one run are affected by failures, by graph buffer, and how failures pass from the operands of nodes
-// to what they write. Takes no memory while there are no failures. For one thread.
+// Records which buffers of one run are affected by failures, and passes failures from the operands of nodes to what the
+// nodes write. Buffers are named by their indices in the graph. It takes no memory while there are no failures. For one
+// thread.
 class RunFailures {
  public:
-  // The program outlives this. `check`: the failed check after which the run writes, or null.
+  // The program outlives this. `check`: a check that failed in an earlier run and that the client does not know, or
+  // null. All writes of this run then count as written after it.
   RunFailures(const LoadedProgram& program, FailurePtr check) : program_(program), check_(std::move(check)) {}
 
-  // Reads and updates the entry of an input, before and after the run.
+  // Takes over the failures of an input's entry. Call it before the run.
   void load(uint32_t buffer, const Buffers::Entry& entry);
+  // Sets the failures of an input's entry, which has contents. Call it after the run.
   void store(uint32_t buffer, Buffers::Entry& entry) const {
     if (!empty() || !failed_checks_.empty()) store_failures(buffer, entry);
   }
 
-  // True: no node has an unusable operand.
+  // True: no buffer was poisoned or lacked an update since the run began, so no node has an unusable operand.
   bool empty() const { return poison_.empty() && missing_updates_.empty(); }
-  // The reason why a buffer has no contents.
+  // Returns the reason why a buffer has no contents, or null.
   FailurePtr poison_of(uint32_t buffer) const { return of(poison_, buffer); }
-  // The failure whose update a buffer lacks.
+  // Returns the failure whose update a buffer lacks, or null.
   FailurePtr missing_update_of(uint32_t buffer) const { return of(missing_updates_, buffer); }
-  // The failed check after which a buffer was written.
+  // Returns the failed check after which a buffer was written, or null.
   FailurePtr failed_check_of(uint32_t buffer) const { return of(failed_checks_, buffer); }
+  // If the buffer has several failures of one kind, set_poison() keeps the first that was set. The other two functions
+  // keep the earliest that the client does not know.
   void set_poison(uint32_t buffer, const FailurePtr& failure);
   void add_missing_update(uint32_t buffer, const FailurePtr& failure) { add(missing_updates_, buffer, failure); }
   void add_failed_check(uint32_t buffer, const FailurePtr& failure) { add(failed_checks_, buffer, failure); }
   // A node has written the buffer: it has contents, and lacks no update.
   void repair(uint32_t buffer);
 
-  // Returns the earliest failure that makes an operand of the node unusable; null: the node can run.
+  // Returns the earliest failure that makes an operand of the node unusable; null: the node can run. A buffer that the
+  // node overwrites as a whole, without reading it, is always usable.
   FailurePtr blocked(uint32_t node) const;
   // Nodes [first, last) ran: what they wrote inherits the failed checks of their operands.
   void pass_on(uint32_t first, uint32_t last) {
     if (check_ || !failed_checks_.empty()) pass_on_checks(first, last);
   }
-  // The node is a check, and it failed.
+  // The node is a check, and it failed. All later writes of this run count as written after the failed check. So do
+  // other results of the ops that computed the check's operands, and everything that was computed from these results.
   void check_failed(uint32_t node, const FailurePtr& failure);
 
-  // The failure of the last node: it did not run, or its operands lack an update. Null: its result words are valid.
+  // The failure that invalidates the result words of the last node: the node did not run, or it ran after a failed
+  // check that the client does not know. Null: its result words are valid.
   const FailurePtr& of_last_node() const { return of_last_node_; }
   void set_of_last_node(const FailurePtr& failure) { of_last_node_ = failure; }
 

@@ -35,12 +35,14 @@ inline constexpr const char* kDouble = R"(graph(s0, s1) {
   %1: f32[s0]{1} @b1 = aten::add.Tensor(%0, %0, alpha=1)
 })";
 
+// -x in place, for s0 elements. The fake runner fails with an IndexError.
 inline constexpr const char* kFails = R"(graph(s0) {
   b0: input survives
   %0: f32[s0]{1} @b0
   aten::neg_(%0)
 })";
 
+// A check of x, for s0 elements, which fails in the fake runner.
 inline constexpr const char* kCheckFails = R"(graph(s0) {
   op test::check(Tensor self) -> ()
   b0: input survives
@@ -48,7 +50,8 @@ inline constexpr const char* kCheckFails = R"(graph(s0) {
   test::check(%0)
 })";
 
-// A server on a thread, and the client's end of the connection.
+// A server on a thread, and the client's end of the connection, in one process. The server has the fake runner, and the
+// CPU as its device unless the options open another one.
 class ServerTest : public ::testing::Test {
  protected:
   void start(ServerOptions options = {}) {
@@ -79,7 +82,8 @@ class ServerTest : public ::testing::Test {
     (void)client->send(header, control, std::move(attachment));
   }
 
-  // Receives the next message of this type; counts acknowledgements before it.
+  // Receives the next message of this type. Acknowledgements and parts of a profile that come first are recorded, and
+  // other messages are dropped. Returns false if the connection is lost, or if nothing arrives for 20 s.
   bool receive(Type type, Frame* frame) {
     for (;;) {
       if (!client->receive(frame, std::chrono::seconds(20)).ok()) return false;
@@ -100,6 +104,7 @@ class ServerTest : public ::testing::Test {
     send(Type::kHello, builder, nullptr, wire::kWantsReply);
   }
 
+  // Sends a hello and returns the error of the reply, or "".
   std::string hello() {
     send_hello();
     Frame frame;
@@ -141,7 +146,8 @@ class ServerTest : public ::testing::Test {
     send(Type::kRun, builder, nullptr, flags);
   }
 
-  // Reads elements of a buffer; `error` receives the error's message.
+  // Reads a strided view of f32 elements that begins at the start of the buffer. *error receives the error's message,
+  // or "".
   std::vector<float> read(uint64_t id, std::vector<int64_t> sizes, std::vector<int64_t> strides,
                           std::string* error = nullptr) {
     FlatBufferBuilder builder;
@@ -158,6 +164,7 @@ class ServerTest : public ::testing::Test {
     return {data, data + frame.attachment->bytes().size() / 4};
   }
 
+  // Waits for all work. Returns the message of the first failure, or "". *allocated receives the allocated bytes.
   std::string synchronize(uint64_t* allocated = nullptr) {
     FlatBufferBuilder builder;
     builder.Finish(wire::CreateSynchronize(builder));
@@ -189,7 +196,7 @@ class ServerTest : public ::testing::Test {
   // A profile, assembled from its parts.
   struct Recorded {
     std::vector<ProfileEvent> events;
-    std::vector<std::vector<std::string>> labels;  // One vector per program.
+    std::vector<std::vector<std::string>> labels;  // One vector for each variant of a program.
     uint64_t dropped = 0;
   };
   void record(const Frame& frame) {
@@ -223,14 +230,14 @@ class ServerTest : public ::testing::Test {
   using Floats = std::vector<float>;
   std::unique_ptr<remote::Transport> client, servers_end;
   std::thread thread;
-  Status result;
-  uint64_t sequence = 0;
+  Status result;          // What serve() returned; valid when `thread` has ended.
+  uint64_t sequence = 0;  // Sequence number of the last message that was sent.
   Recorded recorded;
-  int acknowledgements = 0;
-  uint64_t acknowledged = 0;
+  int acknowledgements = 0;   // Acknowledgements that receive() has seen.
+  uint64_t acknowledged = 0;  // Sequence number of the last of them.
   int misaligned = 0;
-  size_t more = 0;  // Failures of the last synchronization after the first one.
-  std::vector<std::string> errors;
+  size_t more = 0;                                // Failures of the last synchronization after the first one.
+  std::vector<std::string> errors;                // Messages of the errors in acknowledgements.
   std::map<uint32_t, remote::LastRun> last_runs;  // By program.
 };
 

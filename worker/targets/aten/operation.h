@@ -29,31 +29,34 @@ class Operation {
     kSpecial,     // this runner's own function (special.h) computes the op into the results' memory
   };
 
-  // Resolves the op and checks the node's arguments against its schema; throws if they do not fit. `tensor(arg)`
-  // returns the tensor of a kView or kScalarTensor argument; for one argument it must always return the same object. On
-  // a GPU, torch's kernels execute all ops: the special functions and casts are only for what the CPU's kernels lack.
+  // Resolves the op and checks the node's arguments against its schema; throws if they do not fit, or if the worker
+  // does not run the op. The node must outlive this object. `tensor(arg)` returns the tensor of a kView or
+  // kScalarTensor argument; for one argument it must always return the same object. On a GPU, torch's kernels execute
+  // all ops: the special functions and casts are only for what the CPU's kernels lack.
   Operation(const ir::Node& node, const std::function<at::Tensor(const ir::Arg&)>& tensor, const ir::Graph& graph,
             const Target& target);
 
   Mode mode() const { return mode_; }
   bool makes_results() const { return mode_ == Mode::kFunctional; }
 
-  // Call this when the symbols' values have changed: updates the arguments that depend on them.
+  // Updates the arguments that depend on symbols. Call this before the first call(), and when the values have changed.
   void update(const int64_t* symbols);
 
   // Calls the kernel. With kFunctional the results are on the stack afterwards; in other modes ignore the stack. If the
-  // call throws, an in-place op has written nothing.
+  // call throws on the CPU, an in-place op has written nothing (checks/hazard.h).
   void call(c10::Stack& stack);
 
-  // The arguments of the functional overload, with the numbers of the last update.
+  // The arguments of the functional overload, with the numbers of the last update. With kOut, the results' tensors
+  // follow them.
   std::span<const c10::IValue> arguments() const { return arguments_; }
 
   // Replaces an argument that is a tensor.
   void set_tensor(size_t argument, at::Tensor tensor) { arguments_[argument] = std::move(tensor); }
 
-  // kOut: calls the functional overload once instead. Leaves its results on the stack.
+  // For kOut: calls the functional overload once instead. Leaves its results on the stack.
   void call_functional(c10::Stack& stack);
-  // The out variant cannot write the results' layout: uses the functional overload from now on.
+  // For kOut, if the out variant cannot write the results' layout: uses the functional overload from now on. The mode
+  // becomes kFunctional.
   void stop_using_out();
 
   const c10::FunctionSchema& schema() const { return functional_.schema(); }

@@ -12,13 +12,15 @@
 
 namespace torch_remote::worker::kernels {
 
-// Bound on a call's scratch memory, in bytes. It must be small, because it does not count towards the memory limit.
+// Bound on a call's scratch memory, in bytes. It must be small, because it does not count towards the memory limit. The
+// subclasses' bind() and the compiled kernels' runner refuse what needs more.
 constexpr size_t kMaxScratch = 64 << 20;
 
 // A program of a runner that executes groups of one node each with hand-written loops. The loops are prepared ("bound")
-// for the values of a run, and used until a size, a stride or a number changes.
+// for the values of a run, and used until a size, a stride, an offset or a number changes.
 class LoopProgram : public RunnerProgram {
  public:
+  // The program consists of the graph's groups of this kind that have one node. The graph must outlive it.
   LoopProgram(const ir::Graph& graph, ir::GroupKind kind);
 
   bool allocates_buffer(uint32_t) const override { return false; }
@@ -45,12 +47,15 @@ class LoopProgram : public RunnerProgram {
     bool is_bound = false, fits = false, taken = false;
   };
 
-  // Returns false if the loops do not support these values.
+  // Prepares the loops of a group for these values. Returns false if the loops do not support them.
   virtual bool bind(size_t index, const ir::Node& node, std::span<const int64_t> values) = 0;
-  // Whether the next run should use the loops.
+  // Whether the next run should use the loops. Called only if they support the values.
   virtual bool wants(size_t) { return true; }
+  // Runs the loops as they were bound last. `buffers`: all buffers of the graph. Returns false if it fails, after
+  // setting all of *error but the node.
   virtual bool execute(size_t index, std::span<const tr_buffer> buffers, tr_error* error) = 0;
-  // Why `bind` or `wants` returned false.
+  // Why the group was declined: `bind` or `wants` returned false, reject() was called, or the group's dtype cannot hold
+  // one of its numbers.
   virtual std::string reason(size_t index) const = 0;
   // The estimated work, in points of compiled kernels (Launches::points).
   virtual double points(size_t index) const = 0;

@@ -20,17 +20,19 @@
 
 namespace torch_remote::worker::cuda {
 
-// Memory and work of one GPU. Work is queued on one stream. Large copies between host and GPU go through staging memory
-// on separate streams, so that neither the work nor a caller waits for them.
+// Memory and work of one GPU. Work is queued on one stream. Copies to the host, and copies of more than 64 KiB to the
+// GPU, go through staging memory on separate streams, so that no call waits for them. Work that was queued before a
+// copy to the GPU overlaps with it. Later work waits on the GPU until the copied bytes are there. The work stream also
+// waits while all slots for copies to the host are in use.
 class CudaDevice final : public Device {
  public:
   struct Options {
     Driver driver;
     int ordinal = 0;
-    uint64_t limit = 0;     // Bytes for tensors; 0: the memory that is free now, minus a part for kernels and staging.
+    uint64_t limit = 0;     // Bytes for tensors; 0: 15/16 of the free memory, as kernels and staging need some.
     KernelOptions kernels;  // Also used for the kernels that pack strided views.
-    size_t slot_bytes = size_t{4} << 20;               // Bytes of a staging slot.
-    uint32_t slots = 4;                                // Staging slots in each direction.
+    size_t slot_bytes = size_t{4} << 20;               // Bytes of a staging slot, on the GPU and in pinned memory.
+    uint32_t slots = 4;                                // The most staging slots in each direction.
     uint64_t peer_memory_limit = uint64_t{256} << 20;  // Maximum bytes of PeerMemory that are kept for reuse.
   };
   static Status open(const Options& options, std::unique_ptr<CudaDevice>* device);
@@ -58,9 +60,12 @@ class CudaDevice final : public Device {
   Gpu& gpu() { return *gpu_; }
   std::shared_ptr<Gpu> shared_gpu() { return gpu_; }
   KernelStore& kernels() { return kernels_; }
-  // Takes a record for a launch that may find an index out of bounds. Returns 0 if the GPU is lost or out of memory.
+  // Takes a record for a launch that may find an index out of bounds, or another error in its data
+  // (deferred_failures.h). `run`: tr_run::run_id. Returns the record's address on the GPU, or 0 if the GPU is lost or
+  // out of memory. Waits for the GPU if all records are in use.
   uint64_t take_failure_record(uint64_t run, std::shared_ptr<const std::vector<IndexedOperand>> operands);
-  // Call it after queuing work that may use such records on the work stream.
+  // Call it after queuing work on the work stream. The tickets of record() cover only work that was reported here or
+  // that this class queued.
   void queued();
 
  private:
@@ -103,7 +108,7 @@ class CudaDevice final : public Device {
   const std::unique_ptr<PeerMemory> peers_;
   std::shared_ptr<void> clock_event_;      // The event of the last clock reading.
   double clock_ns_ = 0;                    // The clock's value at that event.
-  std::vector<DeferredFailure> failures_;  // Not yet returned by take_failures or await_failures.
+  std::vector<DeferredFailure> failures_;  // Collected, and not yet returned by take_failures().
   bool has_copies_out_ = false;            // A copy to the host was queued since marked_.
 
   mutable std::mutex mutex_;  // Guards the members below.

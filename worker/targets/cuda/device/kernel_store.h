@@ -38,7 +38,7 @@ struct KernelOptions {
   std::string folder = {};     // The folder of the disk cache; empty: none.
   std::string version = {};    // Identifies the compiler and what makes machine code; part of the cache key.
   uint64_t limit = 256 << 20;  // Bytes of the disk cache.
-  uint32_t threads = 0;        // Compiler threads; 0: half of the machine's hardware threads.
+  uint32_t threads = 0;        // The most compiler threads; 0: half of the machine's hardware threads, at least one.
 };
 
 // A kernel that is loaded on the GPU. Its address is stable while its store lives.
@@ -51,7 +51,8 @@ struct LoadedKernel {
   std::optional<size_t> failure = {};
 };
 
-// Kernels by their text: loaded on the GPU, cached on disk, or compiled by background threads. Used by one thread.
+// Kernels by their text: loaded on the GPU, cached on disk, or compiled by background threads. Used by one thread. Only
+// compiled() is thread safe.
 class KernelStore {
  public:
   // A requested kernel. Lives as long as the store.
@@ -60,13 +61,17 @@ class KernelStore {
   KernelStore(std::shared_ptr<Gpu> gpu, KernelOptions options);
   ~KernelStore();
 
-  // Returns at once. Starts the compilation if the kernel was not requested before.
+  // Returns without waiting for a compilation. If the kernel was not requested before, or its last compilation or
+  // loading failed for another reason than kUnsupported, reads it from the disk cache. If it is not there, queues its
+  // compilation.
   Request* request(const codegen::Kernel& kernel);
-  // Waits until the kernel is compiled, and loads it. If no thread has begun to compile it, the caller does.
-  // kUnsupported is final; after other errors the next `request` tries again.
+  // Waits until the kernel is compiled, and loads it. If no thread has begun to compile it, the caller does. *loaded is
+  // valid only without an error; the store owns it. kUnsupported is final. After another error of the compiler, the
+  // next request() compiles the kernel again.
   Status get(Request& request, const LoadedKernel** loaded);
   Status get(const codegen::Kernel& kernel, const LoadedKernel** loaded) { return get(*request(kernel), loaded); }
 
+  // Number of kernels that were compiled, without those from the disk cache.
   uint64_t compiled() const { return compiled_.load(std::memory_order_relaxed); }
 
  private:
@@ -87,7 +92,8 @@ class KernelStore {
   std::vector<std::thread> threads_;  // Started on demand.
 };
 
-// Queues a launch of the kernel on the work stream; the GPU's context must be current. False: the GPU is lost.
+// Adds the launches of the kernel for one call to Gpu::queue(); the GPU's context must be current. False: the GPU is
+// lost. A call that does not fit the kernel loses the GPU, too.
 bool launch(Gpu& gpu, const LoadedKernel& kernel, const codegen::gpu::Call& call);
 
 }  // namespace torch_remote::worker::cuda

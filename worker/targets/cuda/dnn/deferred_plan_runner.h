@@ -15,10 +15,12 @@
 #include "worker/targets/cuda/ops/op_kernels.h"
 
 // Runners that execute a node with one cuDNN call. The plans of these calls are built in the background
-// (deferred_plans.h). A node is declined until its plan exists, and if cuDNN refuses it.
+// (deferred_plans.h). A node is declined until its plan exists, and if cuDNN refuses it. The runner waits for the plan
+// instead if no other runner takes the node, or if results must not depend on timing.
 namespace torch_remote::worker::cuda {
 
-// Opens a library on first use.
+// Opens a library (a subclass of DeferredPlans, or RnnLibrary) on first use. If that fails, it is not tried again. Used
+// by one thread. The device must outlive it. `folder`: DeferredPlanOptions::folder.
 template <typename Library>
 class LazyLibrary {
  public:
@@ -40,6 +42,7 @@ class LazyLibrary {
     return library_.get();
   }
   const Status& status() const { return status_; }
+  // DeferredPlans::finished(), or 0 while the library is not open.
   uint64_t finished() const { return library_ == nullptr ? 0 : library_->finished(); }
 
  private:
@@ -59,7 +62,7 @@ class LazyLibrary {
 //   accepts    whether a node is of this kind; has_op: whether nodes of an opcode may be
 //   plan       makes the plan for one run's values (as OpNode has them); kUnsupported: the message says why. Even
 //              then, `symbols` has everything that the op depends on
-//   run        queues the call; `at` gives a location's address
+//   run        calls or queues cuDNN's call (DeferredPlans::run_plan); `at` gives a location's address
 template <typename Kind>
 class DeferredPlanUnit final : public Unit {
  public:

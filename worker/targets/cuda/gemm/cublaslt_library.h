@@ -19,12 +19,13 @@ namespace torch_remote::worker::cuda {
 // The algorithm for GEMMs that have the same key: the heuristic's results, and which of them is the fastest. The
 // heuristic is asked once. The first use runs the heuristic's first choice. Behind this call, it queues timed calls of
 // all candidates, which write to scratch memory. Later uses check whether the GPU has finished the timing. The fastest
-// algorithm is used from then on, and stored in a file. If the file has an algorithm for the key, neither the heuristic
-// nor timing is needed. In deterministic mode we use the heuristic's first choice, without timing and without the file.
+// algorithm is used from then on, and stored in a file. If there is no memory for the timing, the first choice stays,
+// and nothing is stored. If the file has an algorithm for the key, neither the heuristic nor timing is needed. In
+// deterministic mode we use the heuristic's first choice, without timing and without the file.
 struct AlgorithmChoice {
-  // The types, alignments, epilogue, sizes and strides of a Problem. In deterministic mode, sizes and strides are
-  // exact. Otherwise, sizes are rounded up to three significant bits, and only the alignment of strides counts. If the
-  // algorithm does not support one of the sizes with this key, that size gets its own choice.
+  // The types, flags, alignments, epilogue, sizes and strides of a Problem. In deterministic mode, sizes and strides
+  // are exact. Otherwise, sizes are rounded up to three significant bits, and only the alignment of strides counts. If
+  // prepare() finds that the algorithm does not support one of the sizes with this key, that size gets its own choice.
   std::string key;
   std::vector<lt::HeuristicResult> candidates;  // The heuristic's first choice first.
   size_t best = 0;
@@ -32,7 +33,7 @@ struct AlgorithmChoice {
   bool decided = false;
 };
 
-// Everything that a problem's calls need, made once.
+// Everything that a problem's calls need, made once. The table must outlive it.
 class PreparedGemm {
  public:
   ~PreparedGemm();
@@ -62,7 +63,7 @@ class CublasLtLibrary {
   struct Options {
     const lt::Table* table = nullptr;
     std::string folder;            // Where choices are stored; empty: nowhere. Must not be writable by others.
-    size_t workspace = 0;          // The most bytes; 0: as much as torch uses.
+    size_t workspace = 0;          // The most bytes; 0: 32 MiB from sm 90 on, else 8 MiB, as torch has.
     int requested = 8, timed = 4;  // How many algorithms the heuristic returns, and how many of them are timed.
   };
   static Status open(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options,
@@ -72,7 +73,9 @@ class CublasLtLibrary {
   // kUnsupported: cuBLASLt does not support the problem.
   Status prepare(const Problem& problem, std::shared_ptr<PreparedGemm>* prepared);
   // Adds the call to Gpu::queue(), which passes it to cuBLASLt later. Until a call of `prepared` has succeeded, run()
-  // calls cuBLASLt at once and returns its error, as only a call shows whether cuBLASLt can execute the problem.
+  // calls cuBLASLt at once and returns its error, as only a call shows whether cuBLASLt can execute the problem. An
+  // error of a later call loses the GPU. If there is no memory for the workspace, run() chooses an algorithm without
+  // one; in deterministic mode it returns kOutOfMemory instead. If the GPU is lost, it does nothing and returns ok.
   Status run(const std::shared_ptr<PreparedGemm>& prepared, const GemmPointers& pointers, Number alpha, Number beta);
 
   // How often the heuristic was asked, and how often the file named the algorithm instead.

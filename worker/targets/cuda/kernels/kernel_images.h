@@ -28,8 +28,9 @@ enum class KernelFile : uint8_t {
 };
 inline constexpr size_t kKernelFiles = 18;
 
-// An archive of kernels: a header, entries, images. An image is the machine code or the PTX of one file.
-// kernel_archive.cpp writes the archive, which is linked into the worker.
+// An archive of kernels: an ArchiveHeader, `images` entries, then the images. An image is what cuModuleLoadDataEx takes
+// for one file: machine code, PTX with its terminating NUL, or LLVM bitcode for the GPU emulator. kernel_archive.cpp
+// writes the archive, which is linked into the worker.
 struct ArchiveHeader {
   uint64_t images = 0;
   uint64_t unused = 0;
@@ -41,14 +42,15 @@ struct ImageEntry {
   uint32_t sm = 0;
   uint32_t is_ptx = 0;
   uint32_t unused = 0;
-  uint64_t offset = 0, size = 0;  // Bytes.
+  uint64_t offset = 0, size = 0;  // Bytes; the offset is from the start of the archive.
 };
 using KernelArchive = std::span<const uint8_t>;
 
-// The image for compute capability `sm`: machine code, or else PTX; empty if there is neither.
+// The image for compute capability `sm`, as a part of `archive`: machine code or bitcode, or else PTX; empty if there
+// is none. If several images fit, it is the last one. The archive is trusted: its entries are not checked.
 KernelArchive find_image(KernelArchive archive, KernelFile file, uint32_t sm);
 
-// The archive in the worker.
+// The archive in the worker, which lives as long as the process.
 KernelArchive hand_written_kernels();
 
 }  // namespace torch_remote::worker::cuda

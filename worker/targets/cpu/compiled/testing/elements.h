@@ -7,12 +7,13 @@
 #include <string>
 #include <vector>
 
-// Reads and writes elements in memory as floats, by the dtype names of graph text: f32, bf16 (truncated, not rounded),
-// f16, bool.
+// Reads and writes elements in memory as floats, by the dtype names of graph text. `i` counts elements.
 namespace torch_remote::worker::kernels::testing {
 
+// Bytes of an element of f32, bf16, f16 or bool.
 inline size_t item(const std::string& dtype) { return dtype == "f32" ? 4 : dtype == "bool" ? 1 : 2; }
 
+// Writes an element of f32, bf16 (truncated, not rounded), f16 or bool (whether the value is not 0).
 inline void write(std::vector<std::byte>& bytes, size_t i, float value, const std::string& dtype) {
   if (dtype == "f32") std::memcpy(&bytes[i * 4], &value, 4);
   if (dtype == "bool") bytes[i] = std::byte(value != 0);
@@ -26,6 +27,7 @@ inline void write(std::vector<std::byte>& bytes, size_t i, float value, const st
   }
 }
 
+// Reads an element of f32, bf16 or f16.
 inline float read(const std::vector<std::byte>& bytes, size_t i, const std::string& dtype) {
   if (dtype == "f32") {
     float value = 0;

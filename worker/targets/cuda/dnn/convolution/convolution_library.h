@@ -11,18 +11,22 @@ namespace torch_remote::worker::cuda {
 
 using PreparedConvolution = DeferredPlan<ConvolutionProblem>;
 
+// Addresses on the GPU. ConvolutionProblem::pass says which tensor is computed from the other ones. `bias` is used only
+// if the problem adds a bias.
 struct ConvolutionPointers {
   DevicePointer image = 0, filter = 0, output = 0, bias = 0;
 };
 
-// Convolutions with cuDNN. No other runner executes them, so callers wait for the plan.
+// Convolutions with cuDNN. No other runner executes them, so callers wait for the plan. DeferredPlanOptions::timed has
+// no effect: up to kTimed heuristic results get plans.
 class ConvolutionLibrary final : public DeferredPlans<ConvolutionProblem> {
  public:
   static Status open(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options,
                      std::unique_ptr<ConvolutionLibrary>* library);
   ~ConvolutionLibrary() override { close(); }
 
-  // kUnsupported: cuDNN does not support the problem. The answer is cached.
+  // Waits until the problem's plans are built, which may take seconds. kUnsupported: cuDNN does not support the
+  // problem. This answer is cached; after other errors, the next call tries again.
   Status prepare(const ConvolutionProblem& problem, Prepared* prepared);
   // See DeferredPlans::run_plan. If the plan named by the choice file fails, requests plans again and waits for them.
   Status run(const Prepared& prepared, const ConvolutionPointers& pointers);

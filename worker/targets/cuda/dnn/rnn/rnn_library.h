@@ -12,7 +12,8 @@
 #include "worker/targets/cuda/device/gpu.h"
 #include "worker/targets/cuda/dnn/cudnn.h"
 
-// Recurrent layers with cuDNN: all time steps of one layer, in one or both directions, and its gradients.
+// Recurrent layers with cuDNN. One call computes all time steps of one layer, in one or both directions. Another one
+// computes the layer's gradients.
 namespace torch_remote::worker::cuda {
 
 // One layer, without addresses. The input is [steps, batch, inputs], the output [steps, batch, directions * units], and
@@ -26,14 +27,15 @@ struct RnnProblem {
 };
 
 // Bytes that the layer's calls need, and the offset of each weight in cuDNN's weight space. For each direction there
-// are the weights of the input, gate by gate, then those of the hidden state. Matrices are [units, inputs or units].
+// are the weights of the input, gate by gate, then those of the hidden state. Matrices are [units, inputs] for the
+// input and [units, units] for the hidden state.
 struct RnnSpace {
   struct Weights {
-    uint64_t matrix = 0, bias = 0;  // Bytes from the start of the weight space.
+    uint64_t matrix = 0, bias = 0;  // Bytes from the start of the weight space; `bias` is 0 without biases.
   };
   uint64_t weights = 0;
-  uint64_t forward_workspace = 0;  // Workspace of a forward pass that stores nothing for a backward pass.
-  uint64_t workspace = 0, reserve = 0;
+  uint64_t forward_workspace = 0;       // Workspace of forward().
+  uint64_t workspace = 0, reserve = 0;  // Workspace and reserve space of backward().
   std::vector<Weights> weight_offsets;
 };
 
@@ -58,8 +60,9 @@ class PreparedRnn {
   dnn::TensorDescriptor state_ = nullptr;
 };
 
-// 0: absent or not wanted. The output must be there. In the backward pass, only gradients of states and parts that the
-// layer lacks may be 0.
+// Addresses on the GPU; 0: absent or not wanted. forward() needs `input`, `output`, `weights` and `workspace`, and uses
+// no gradients and no `reserve`. In backward(), only `hy`, `cy`, gradients of states, `grad_weights`, and parts that
+// the layer lacks may be 0.
 struct RnnPointers {
   DevicePointer input = 0, hx = 0, cx = 0, output = 0, hy = 0, cy = 0, weights = 0, workspace = 0, reserve = 0;
   DevicePointer grad_output = 0, grad_hy = 0, grad_cy = 0, grad_input = 0, grad_hx = 0, grad_cx = 0;
@@ -77,10 +80,11 @@ class RnnLibrary {
                      std::unique_ptr<RnnLibrary>* library);
   ~RnnLibrary();
 
-  // kUnsupported: cuDNN does not support the problem. The answer is cached.
+  // kUnsupported: cuDNN does not support the problem. This answer is cached, and other errors are not.
   Status prepare(const RnnProblem& problem, std::shared_ptr<PreparedRnn>* prepared);
 
-  // Both call cuDNN at once. They cannot be part of a CUDA graph, as cuDNN uses streams of its own.
+  // Both call cuDNN at once. They cannot be part of a CUDA graph, as cuDNN uses streams of its own. If the GPU is lost,
+  // they do nothing and return ok.
   Status forward(const PreparedRnn& prepared, const RnnPointers& pointers);
   // Runs the forward pass again, as only cuDNN can read what it stores, then the backward pass. Also writes the output.
   Status backward(const PreparedRnn& prepared, const RnnPointers& pointers);

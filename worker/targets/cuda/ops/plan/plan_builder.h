@@ -25,6 +25,7 @@ class PlanBuilder {
   OpNode& node() { return node_; }
   OpPlan& built() { return *plan_; }  // The plan so far.
 
+  // Requests scratch memory for the time of the plan's steps; its contents are undefined.
   Location scratch(uint64_t nbytes);
   // A contiguous tensor in scratch memory.
   OpTensor scratch_tensor(ir::DType dtype, std::vector<int64_t> sizes);
@@ -37,7 +38,7 @@ class PlanBuilder {
   Location expanded(const OpTensor& tensor, ir::DType dtype, const std::vector<int64_t>& sizes);
   // `packed` as a tensor.
   OpTensor packed_tensor(const OpTensor& tensor, ir::DType dtype);
-  // The absolute values of complex numbers, as a real tensor.
+  // The absolute values of complex numbers, as a real contiguous tensor in scratch memory.
   OpTensor absolute_values(const OpTensor& tensor);
   // The tensor, copied if it shares a buffer with `written`.
   OpTensor without_overlap(const OpTensor& tensor, const OpTensor& written);
@@ -48,6 +49,7 @@ class PlanBuilder {
   void copy(const OpTensor& from, const OpTensor& to);  // Broadcasts `from`.
   void zero(Location to, uint64_t nbytes) { plan_->steps.emplace_back(OpFill{to, nbytes, 0}); }
   void upload(OpUpload upload) { plan_->steps.emplace_back(std::move(upload)); }
+  // `grid`: number of blocks; `block`: threads per block.
   template <typename T>
   LaunchBuilder<T> launch(KernelFile file, const char* kernel, const T& arguments, int64_t grid, unsigned block = 256) {
     return {&plan_->steps, file, kernel, arguments, grid, block};
@@ -75,7 +77,9 @@ class PlanBuilder {
 };
 
 // Plans the node's first result. The client may have recorded it without sizes (a dynamic result), although the sizes
-// do not depend on data. `make` adds the steps that write its contiguous elements.
+// do not depend on data. `make` adds the steps that write its contiguous elements. For a dynamic result, `make` is
+// called later, by OpPlan::plan_rest, when the builder may be gone: it must own what it uses, and add steps only to its
+// argument. kUnsupported: the node has no first result, or one with another dtype or other sizes.
 using MakeResult = std::function<void(std::vector<OpStep>* steps, Location to)>;
 Status make_result(PlanBuilder& plan, ir::DType dtype, const std::vector<int64_t>& sizes, const MakeResult& make);
 
