@@ -398,9 +398,11 @@ void CublasLtLibrary::time(const PreparedGemm& prepared, const GemmPointers& giv
   };
   const Stream stream = gpu_->work_stream();
   // Each once to warm up, then again between two marks.
+  const lt::HeuristicResult first = choice.candidates.front();
   std::erase_if(choice.candidates, [&](const lt::HeuristicResult& candidate) {
     return !call(prepared, candidate, pointers, alpha, beta, stream).ok();
   });
+  if (choice.candidates.empty()) choice.candidates = {first};  // Its call before the timing succeeded.
   mark();
   for (const lt::HeuristicResult& candidate : choice.candidates) {
     for (int i = 0; i < kRepeats; ++i) (void)call(prepared, candidate, pointers, alpha, beta, stream);

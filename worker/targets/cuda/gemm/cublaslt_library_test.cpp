@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 
 #include "tests/emulated_gpu/emulated_cublaslt.h"
 #include "tests/emulated_gpu/library_fixture.h"
@@ -16,11 +17,26 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// The number of calls of cublasLtMatmul before the calls fail.
+int calls_that_succeed = std::numeric_limits<int>::max();
+
+lt::Table library_that_may_fail() {
+  static const lt::Table working = emulated::cublaslt();
+  lt::Table table = working;
+  table.matmul = [](auto... arguments) {
+    if (calls_that_succeed == 0) return lt::Result::kExecutionFailed;
+    --calls_that_succeed;
+    return working.matmul(arguments...);
+  };
+  return table;
+}
+
 class ProductLibraryTest : public emulated::LibraryTest<CublasLtLibrary, PreparedGemm, lt::Table> {
  protected:
-  ProductLibraryTest() : LibraryTest(emulated::cublaslt(), emulated::cublaslt_leaks, kBytes) {}
+  ProductLibraryTest() : LibraryTest(library_that_may_fail(), emulated::cublaslt_leaks, kBytes) {}
 
   void TearDown() override {
+    calls_that_succeed = std::numeric_limits<int>::max();
     for (const auto way :
          {emulated::MatmulAlgorithm::kVectors, emulated::MatmulAlgorithm::kSplitK, emulated::MatmulAlgorithm::kBasic}) {
       emulated::slow_down(way, std::chrono::microseconds(0));
@@ -163,6 +179,17 @@ TEST_F(ProductLibraryTest, DoesWithoutAWorkspaceWhereThereIsNoMemory) {
   driver->fail_allocation(1);
   run(3);  // Only one of the algorithms that are timed needs the workspace.
   EXPECT_EQ(calls("cuEventElapsedTime"), 0u);
+}
+
+TEST_F(ProductLibraryTest, TheFirstChoiceStaysIfNoneCanBeTimed) {
+  prepare(48);
+  calls_that_succeed = 1;
+  run();
+  calls_that_succeed = std::numeric_limits<int>::max();
+  const uint64_t before = calls();
+  run(3);
+  EXPECT_EQ(calls(), before + 3);
+  EXPECT_EQ(library->heuristic_calls(), 1u);
 }
 
 TEST_F(ProductLibraryTest, SaysThatThereIsNoSuchProduct) {
