@@ -43,6 +43,11 @@ TEST(Compare, Tolerances) {
   ASSERT_TRUE(infinite);
   EXPECT_TRUE(std::isinf(infinite->max_abs));
   EXPECT_TRUE(compared<float>(ir::DType::kFloat32, {kNan}, {1}, {0.5, 0.5}));
+  for (const float a : {1.0f, kNan, -kInfinity}) {
+    const auto of_infinity = compared<float>(ir::DType::kFloat32, {a}, {kInfinity}, {0.5, 0.5});
+    ASSERT_TRUE(of_infinity) << a;
+    EXPECT_TRUE(std::isinf(of_infinity->max_rel)) << a;
+  }
 }
 
 TEST(Compare, HalvesIntegersComplexAndUnknownNumbers) {
