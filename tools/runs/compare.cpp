@@ -14,6 +14,8 @@ namespace {
 
 using ir::DType;
 
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
 // Number of parts of an element: complex numbers have two.
 int parts(DType dtype) { return ir::is_complex(dtype) ? 2 : 1; }
 
@@ -22,7 +24,7 @@ double half(uint16_t bits) {
   const int mantissa = bits & 0x3FF;
   double value;
   if (exponent == 0x1F) {
-    value = mantissa ? std::numeric_limits<double>::quiet_NaN() : std::numeric_limits<double>::infinity();
+    value = mantissa ? std::numeric_limits<double>::quiet_NaN() : kInfinity;
   } else {
     value = exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(mantissa | 0x400, exponent - 25);
   }
@@ -91,7 +93,7 @@ std::string text(DType dtype, const std::byte* p) {
 double distance(double a, double b) {
   if (a == b || (std::isnan(a) && std::isnan(b))) return 0;
   const double d = std::abs(a - b);
-  return std::isnan(d) ? std::numeric_limits<double>::infinity() : d;
+  return std::isnan(d) ? kInfinity : d;
 }
 
 }  // namespace
@@ -124,8 +126,9 @@ std::optional<Difference> compare(DType dtype, std::span<const std::byte> a, std
       }
       const double d = distance(*u, *v);
       most = std::max(most, d);
-      if (d > 0) relative = std::max(relative, *v == 0 ? std::numeric_limits<double>::infinity() : d / std::abs(*v));
-      agree = agree && (d == 0 || d <= tolerance.atol + tolerance.rtol * std::abs(*v));
+      const bool finite = std::isfinite(d);
+      if (d > 0) relative = std::max(relative, finite && *v != 0 ? d / std::abs(*v) : kInfinity);
+      agree = agree && (d == 0 || (finite && d <= tolerance.atol + tolerance.rtol * std::abs(*v)));
     }
     if (agree) continue;
     if (difference.differing++ == 0) {

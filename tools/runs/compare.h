@@ -11,9 +11,9 @@
 // Compares tensors' bytes.
 namespace torch_remote::tools {
 
-// Two elements agree if their bits are equal, or |a - b| <= atol + rtol * |b|, or both are NaN. Complex numbers agree
-// if both parts do. Elements of float8 types agree only if their bits are equal. If both tolerances are 0, only equal
-// bits agree: NaN payloads and the sign of zero count.
+// Two elements agree if their bits are equal, or |a - b| <= atol + rtol * |b|, or both are NaN. An infinite element
+// agrees only with the same infinity. Complex numbers agree if both parts do. Elements of float8 types agree only if
+// their bits are equal. If both tolerances are 0, only equal bits agree: NaN payloads and the sign of zero count.
 struct Tolerance {
   double rtol = 0;
   double atol = 0;

@@ -4,7 +4,10 @@
 
 #include <cmath>
 #include <limits>
+#include <span>
 #include <vector>
+
+#include "tools/runs/execute.h"
 
 namespace torch_remote::tools {
 namespace {
@@ -43,6 +46,11 @@ TEST(Compare, Tolerances) {
   ASSERT_TRUE(infinite);
   EXPECT_TRUE(std::isinf(infinite->max_abs));
   EXPECT_TRUE(compared<float>(ir::DType::kFloat32, {kNan}, {1}, {0.5, 0.5}));
+  for (const float a : {1.0f, kNan, -kInfinity}) {
+    const auto of_infinity = compared<float>(ir::DType::kFloat32, {a}, {kInfinity}, {0.5, 0.5});
+    ASSERT_TRUE(of_infinity) << a;
+    EXPECT_TRUE(std::isinf(of_infinity->max_rel)) << a;
+  }
 }
 
 TEST(Compare, HalvesIntegersComplexAndUnknownNumbers) {
@@ -62,6 +70,16 @@ TEST(Compare, HalvesIntegersComplexAndUnknownNumbers) {
   const auto unknown = compared<uint8_t>(ir::DType::kFloat8E5M2, {1}, {2}, {1, 1});
   ASSERT_TRUE(unknown);
   EXPECT_EQ(unknown->a, "0x01");
+}
+
+// Bytes of 1 and 1.001 differ by up to 197, those of 1 and 4 by at most 1.
+TEST(Compare, DynamicResultsAreComparedInTheirDtype) {
+  const auto outcome = [](float value) {
+    const auto bytes = std::as_bytes(std::span(&value, 1));
+    return Outcome{{}, {}, {Bytes(bytes.begin(), bytes.end())}, {ir::DType::kFloat32}};
+  };
+  EXPECT_FALSE(compare({}, outcome(1), outcome(1.001f), {0.01, 0}));
+  EXPECT_TRUE(compare({}, outcome(1), outcome(4), {0, 1}));
 }
 
 TEST(Compare, OtherSizesAreDifferent) {

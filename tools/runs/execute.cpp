@@ -152,7 +152,10 @@ Status execute(Device& device, const LoadedGraph& loaded, std::span<const int64_
   if (status.ok() && !error) status = device.synchronize(&error);
   if (status.ok() && !error) {
     std::vector<OutputView> all(views.begin(), views.end());
-    for (OutputView& view : dynamic_results(*loaded.graph, outcome->result_words)) all.push_back(std::move(view));
+    for (OutputView& view : dynamic_results(*loaded.graph, outcome->result_words)) {
+      outcome->dynamic_dtypes.push_back(view.dtype);
+      all.push_back(std::move(view));
+    }
     outcome->outputs.resize(all.size());
     for (size_t i = 0; i < all.size() && status.ok() && !error; ++i) {
       const OutputView& view = all[i];
@@ -160,7 +163,7 @@ Status execute(Device& device, const LoadedGraph& loaded, std::span<const int64_
                            view.sizes, view.strides, view.offset, &outcome->outputs[i], &error);
     }
   }
-  if (error) *outcome = {to_string(*error, *loaded.graph), {}, {}};
+  if (error) *outcome = {to_string(*error, *loaded.graph), {}, {}, {}};
   for (const uint64_t id : temporary) device.free(id);
   for (uint64_t k = 0; first_result_id != 0 && k < loaded.survivor_count; ++k) device.free(first_result_id + k);
   return status;
@@ -177,8 +180,8 @@ std::optional<std::string> compare(std::span<const OutputView> views, const Outc
     return "the sizes or numbers of the results differ";
   for (size_t i = 0; i < a.outputs.size(); ++i) {
     const bool dynamic = i >= views.size();
-    const auto difference =
-        compare(dynamic ? ir::DType::kUInt8 : views[i].dtype, a.outputs[i], b.outputs[i], tolerance);
+    const ir::DType dtype = dynamic ? a.dynamic_dtypes[i - views.size()] : views[i].dtype;
+    const auto difference = compare(dtype, a.outputs[i], b.outputs[i], tolerance);
     if (!difference) continue;
     const std::string what = dynamic ? "dynamic result" : views[i].input ? "input" : "output";
     return what + " " + std::to_string(dynamic ? i - views.size() : views[i].index) + ": " + to_string(*difference);

@@ -41,6 +41,7 @@ struct Outcome {
   std::optional<std::string> error;  // an error of the worker; the other fields are then empty
   remote::ResultWords result_words;  // sizes of dynamic results, and host results (RunReply in remote/wire/wire.fbs)
   std::vector<Bytes> outputs;        // contiguous bytes of the requested views, then those of the dynamic results
+  std::vector<ir::DType> dynamic_dtypes;  // one per dynamic result
 };
 
 // Runs a graph on `inputs`, and on copies of those that it would write or free. Waits for the run, and reads `views`
@@ -51,7 +52,7 @@ Status execute(Device& device, const LoadedGraph& loaded, std::span<const int64_
 
 // The first difference between two runs of graphs that should give the same results, such as "output 3: 12 of 400 ...";
 // nothing if they agree. `views`: those that were passed to execute() for both runs. Two runs that failed agree,
-// whatever their errors are. Dynamic results are compared as bytes (u8), not as elements of their dtype.
+// whatever their errors are.
 std::optional<std::string> compare(std::span<const OutputView> views, const Outcome& a, const Outcome& b,
                                    const Tolerance& tolerance);
 

@@ -450,6 +450,7 @@ Status CollectiveRunner::collective_on_devices(Op op, const std::shared_ptr<Call
   if (Status status = check_sequence(group, sequence); !status.ok()) return status;
   const Call::Tensor &output = call->tensors[0], &input = call->tensors.size() > 1 ? call->tensors[1] : output;
   const auto ranks = static_cast<uint64_t>(group.queue->mesh().size());
+  const auto own = static_cast<size_t>(group.queue->mesh().rank());
   DeviceCollectives::Call made;
   made.op = device_op_of(op);
   made.dtype = output.dtype;
@@ -476,9 +477,10 @@ Status CollectiveRunner::collective_on_devices(Op op, const std::shared_ptr<Call
   };
   const bool fits = op == Op::kAllGather       ? output.nbytes == ranks * input.nbytes
                     : op == Op::kReduceScatter ? input.nbytes == ranks * output.nbytes
-                    : op == Op::kAllToAll      ? sends->size() == ranks && receives->size() == ranks &&
-                                                sum(*sends) == input.nbytes && sum(*receives) == output.nbytes
-                                          : true;
+                    : op == Op::kAllToAll
+                        ? sends->size() == ranks && receives->size() == ranks && sum(*sends) == input.nbytes &&
+                              sum(*receives) == output.nbytes && (*sends)[own] == (*receives)[own]
+                        : true;
   if (!fits)
     return group.queue->mesh().fail(
         collective_failed("remote: " + describe(label) + " got tensors of sizes that do not match"));

@@ -86,11 +86,12 @@ Status Files::open(const std::string& path, OpenFile* file) const {
   }
   // Checked before the file is opened, so that a client cannot probe for files outside of the folder.
   const std::string named = (std::filesystem::path(folder_) / path).lexically_normal();
-  const Status outside = refused(path, "it is outside of the folder that --allow-files names");
-  if (!named.starts_with(folder_)) return outside;
+  if (!named.starts_with(folder_)) return refused(path, "it is outside of the folder that --allow-files names");
+  // One answer, so that a link which leads outside does not show what exists behind it.
+  const Status missing = refused(path, "it does not exist, or is outside of the folder that --allow-files names");
   OpenFile place(::open(named.c_str(), O_PATH | O_CLOEXEC));  // O_PATH opens no device and does not wait for a pipe.
-  if (place.descriptor_ < 0) return refused(path, std::strerror(errno));
-  if (!real_path(place.descriptor_).starts_with(folder_)) return outside;
+  if (place.descriptor_ < 0 && folder_ == "/") return refused(path, std::strerror(errno));  // Nothing is outside.
+  if (place.descriptor_ < 0 || !real_path(place.descriptor_).starts_with(folder_)) return missing;
   struct stat about;
   if (fstat(place.descriptor_, &about) != 0 || !S_ISREG(about.st_mode)) return refused(path, "it is no regular file");
   OpenFile opened(::open(("/proc/self/fd/" + std::to_string(place.descriptor_)).c_str(), O_RDONLY | O_CLOEXEC));

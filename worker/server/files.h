@@ -10,8 +10,8 @@
 #include "ir/status.h"
 
 // Files of this machine that a worker reads for its clients, if it was started with --allow-files=FOLDER. A client is
-// not trusted: it names a path, a version, an offset and a size, and cannot read files outside of the folder. If a link
-// in the folder leads outside, the error messages show whether a path behind the link exists.
+// not trusted: it names a path, a version, an offset and a size, and cannot read files outside of the folder. Even if a
+// link in the folder leads outside, error messages do not show whether a path behind the link exists.
 namespace torch_remote::worker {
 
 struct FileVersion {

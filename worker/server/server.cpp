@@ -236,7 +236,7 @@ Status Server::out_of_memory(const Frame& frame) {
 // --- programs --------------------------------------------------------------------------------------------------------
 
 Status Server::handle(const wire::LoadProgram& message, Frame& frame) {
-  if (!frame.attachment) return damaged("program");
+  if (!frame.attachment || message.program() == 0) return damaged("program");
   session_.load_program(message.program(), frame.attachment->bytes(), message.tune() && !opened_.deterministic);
   if (message.low_latency()) transport_.set_spin_time(remote::kLowLatencySpin);
   return {};

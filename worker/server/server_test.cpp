@@ -443,6 +443,16 @@ TEST_F(ServerTest, SizesThatAreNotAlignedAreRead) {
   EXPECT_EQ(misaligned, 1);
 }
 
+// Numbers of programs begin at 1. A profile has 0 for programs that were replaced.
+TEST_F(ServerTest, ProgramZeroEndsTheSession) {
+  start();
+  ASSERT_EQ(hello(), "");
+  load(0, kDouble);
+  send(Type::kCloseSession, FlatBufferBuilder());
+  thread.join();
+  EXPECT_EQ(result.code(), ErrorCode::kInvalid) << result.message();
+}
+
 // Messages of random bytes end the session with an error, or have no effect; they never crash it.
 TEST_F(ServerTest, HostileMessages) {
   std::mt19937 random(11);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <string>
+#include <utility>
 
 namespace torch_remote::worker {
 namespace {
@@ -82,7 +83,7 @@ uint64_t* Profile::times(size_t nodes) {
 
 void Profile::ops(const LoadedProgram& program, uint32_t variant, uint64_t sequence, uint32_t first, uint32_t last) {
   const uint64_t now = monotonic_ns();
-  if (count_ == limit_) {
+  if (count_ == limit_ || variant == kNoVariant) {
     dropped_ += last - first;
     return;
   }
@@ -108,11 +109,22 @@ uint32_t Profile::variant(const LoadedProgram& program, const std::vector<int64_
   if (is_new) known.symbols = size_symbols(program.graph);
   sizes_.clear();
   for (const ir::Sym symbol : known.symbols) sizes_.push_back(values[symbol]);
-  if (is_new || variants_[known.variant].choice != program.choice || variants_[known.variant].sizes != sizes_) {
-    known.variant = static_cast<uint32_t>(variants_.size());
-    variants_.push_back({program.number, sizes_, program.choice, runners_of(program)});
+  if (known.last != kNoVariant && variants_[known.last].choice == program.choice &&
+      variants_[known.last].sizes == sizes_) {
+    return known.last;
   }
-  return known.variant;
+  if (count_ == limit_) return kNoVariant;
+  Key key{sizes_, runners_of(program), program.accepted};
+  if (const auto same = known.variants.find(key); same != known.variants.end()) {
+    known.last = same->second;
+    variants_[known.last].choice = program.choice;
+    return known.last;
+  }
+  if (variants_.size() == limit_) return kNoVariant;
+  known.last = static_cast<uint32_t>(variants_.size());
+  variants_.push_back({program.number, sizes_, program.choice, key.runners});
+  known.variants.emplace(std::move(key), known.last);
+  return known.last;
 }
 
 void Profile::forget(uint32_t program) {

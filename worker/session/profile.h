@@ -1,7 +1,9 @@
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -13,9 +15,9 @@
 #include "worker/session/loaded_program.h"
 
 // Records what a worker does and when, while a client records a profile. For one thread. Events beyond a limit are
-// counted and dropped. Variants (see `variant`) have no limit and are kept until the profile ends. Events are handed
-// over to the client now and then, so that it has them if this process dies. Recording formats nothing: the sizes of a
-// run's ops are stored as numbers, and become text when the events are handed over.
+// counted and dropped. There are at most as many variants (see `variant`); they stay until the profile ends. Events are
+// handed over to the client now and then, so that it has them if this process dies. Recording formats nothing: the
+// sizes of a run's ops are stored as numbers, and become text when the events are handed over.
 namespace torch_remote::worker {
 
 class Profile {
@@ -30,10 +32,12 @@ class Profile {
   // Returns where a runner writes the times of `nodes` nodes (tr_run::times): nodes + 1 numbers, all of them 0. They
   // are valid until the next call.
   uint64_t* times(size_t nodes);
-  // Returns the number of a variant: a program with these sizes, and with the current runners of its nodes. Makes a new
-  // variant if either differs from those of the program's last run.
+  // Returns the number of a variant: a program with these sizes, and with the current runners of its nodes. Makes a
+  // variant if there is none. kNoVariant: there are too many events or variants.
   uint32_t variant(const LoadedProgram& program, const std::vector<int64_t>& values);
-  // Adds the nodes [first, last) of the variant that ran, according to the times from the last call of times().
+  static constexpr uint32_t kNoVariant = UINT32_MAX;
+  // Adds the nodes [first, last) of the variant that ran, according to the times from the last call of times(). Counts
+  // them as dropped if the variant is kNoVariant.
   void ops(const LoadedProgram& program, uint32_t variant, uint64_t sequence, uint32_t first, uint32_t last);
 
   // The program with this number was unloaded or replaced: those of its ops that were not handed over lose their names.
@@ -65,13 +69,22 @@ class Profile {
   struct Variant {
     uint32_t program = 0;        // 0: forget() was called.
     std::vector<int64_t> sizes;  // Values of Known::symbols.
-    uint64_t choice = 0;         // LoadedProgram::choice.
+    uint64_t choice = 0;         // LoadedProgram::choice in the variant's last run.
     std::vector<uint32_t>
         runners;  // The runner of each node alone, then of each group; kNoRunner, kUnknownRunner: none.
   };
+  // What makes a variant of a program different from the others. Runners decline nodes for other reasons after their
+  // generations have changed.
+  struct Key {
+    std::vector<int64_t> sizes;      // As Variant::sizes.
+    std::vector<uint32_t> runners;   // As Variant::runners.
+    std::vector<uint64_t> accepted;  // LoadedProgram::accepted.
+    auto operator<=>(const Key&) const = default;
+  };
   struct Known {
     std::vector<ir::Sym> symbols;  // Symbols that are sizes of the program's views, each once.
-    uint32_t variant = 0;          // The variant of the last run.
+    std::map<Key, uint32_t> variants;
+    uint32_t last = kNoVariant;  // The variant of the last run that had one.
   };
 
   void add(const wire::ProfileEvent& event);

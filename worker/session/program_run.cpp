@@ -134,6 +134,7 @@ void ProgramRun::unshare_written() {
     }
     if (!allocated) {
       failures_.set_poison(b, add_failure(no_memory_for({}, memory->nbytes())));
+      memory_[b] = borrowed(nullptr, memory->nbytes());  // A node that overwrites all of it must not write there.
       continue;
     }
     context_.device.copy(copy.data, memory->data(), memory->nbytes());

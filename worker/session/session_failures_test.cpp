@@ -526,5 +526,23 @@ TEST_F(SmallSessionTest, WithoutMemoryForACopyAnUpdateStays) {
   EXPECT_EQ(read(4, 1), (Floats{2}));
 }
 
+// A read lends the buffer's memory to the client. An op that overwrites all of the buffer must not write to it.
+TEST_F(SmallSessionTest, WithoutMemoryForACopyWhatTheClientReadsStays) {
+  load(1, kOverwrites);
+  const int64_t size = 10 << 20, stride = 1;
+  upload(1, std::vector<float>(size, 1));  // 40 of 64 MiB.
+  Session::Located located;
+  ASSERT_EQ(session->locate({1, 4, {&size, 1}, {&stride, 1}, 0}, ++sequence, &located), nullptr);
+  const FailurePtr failure = run(1, {size}, {1});
+  ASSERT_NE(failure, nullptr);
+  EXPECT_EQ(failure->status.code(), ErrorCode::kOutOfMemory) << failure->status.message();
+  EXPECT_EQ(reinterpret_cast<const float*>(located.data)[0], 1);
+  take_failure();
+  EXPECT_EQ(read(1, 1), Floats{1});
+  located = {};
+  EXPECT_EQ(run(1, {size}, {1}), nullptr);
+  EXPECT_EQ(read(1, 1), Floats{0});
+}
+
 }  // namespace
 }  // namespace torch_remote::worker

@@ -532,6 +532,33 @@ TEST_F(StepsTest, AProfileSaysWhoExecutedANodeAndWhyOthersDidNot) {
   session->set_profile(nullptr);
 }
 
+// Two sizes alternate, and with them the runners.
+TEST_F(StepsTest, AProfileHasOneVariantPerSizeAndAtMostAsManyAsEvents) {
+  start();
+  part->nodes_up_to = 2;
+  load(1, kProgram);
+  upload(1, {1, 2, 3});
+  upload(2, {10, 20, 30});
+  for (const uint64_t limit : {100, 1}) {
+    Profile profile(limit);
+    session->set_profile(&profile);
+    for (uint64_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(run(1, {3, 12}, {1, 2}, 100), nullptr);
+      EXPECT_EQ(run(1, {2, 8}, {1, 2}, 200), nullptr);
+    }
+    session->set_profile(nullptr);
+    std::set<uint32_t> variants;
+    for (const wire::ProfileEvent& event : profile.events()) variants.insert(event.program);
+    flatbuffers::FlatBufferBuilder builder;
+    builder.Finish(
+        profile.encode_programs(builder, [&](uint32_t number) { return session->find_program(number); }, runners));
+    using Programs = flatbuffers::Vector<flatbuffers::Offset<wire::ProfileProgram>>;
+    EXPECT_EQ(flatbuffers::GetRoot<Programs>(builder.GetBufferPointer())->size(), limit == 1 ? 1u : 2u);
+    EXPECT_EQ(variants.size(), limit == 1 ? 1u : 2u);
+    EXPECT_EQ(profile.events().size() + profile.dropped(), 24u);  // Four nodes in each of six runs.
+  }
+}
+
 TEST_F(StepsTest, WhatNobodyDoesIsNamed) {
   start(/*with_plugin=*/false);
   load(1, kProgram);

@@ -99,6 +99,19 @@ def by_hosts(rank, size):
     assert sum(calls().get(name, 0) for name in ("ncclAllReduce", "ncclBroadcast", "ncclGroupEnd")) == 0
 
 
+def own_part(rank, size):
+    """Rank 0 sends two elements to itself and receives one."""
+    group = dist.new_group(range(size))
+    got = torch.zeros(2, device="remote")
+    dist.all_reduce(got, group=group)
+    torch.remote.synchronize()
+    sizes = [2, 1] if rank == 0 else [1, 1]
+    with pytest.raises((RuntimeError, ValueError)) as raised:
+        dist.all_to_all_single(got, torch.ones(sum(sizes), device="remote"), [1, 1], sizes, group=group)
+        torch.remote.synchronize()
+    assert rank != 0 or "sizes that do not match" in str(raised.value), raised.value
+
+
 def a_rank_goes(rank, size):
     x = torch.ones(4, device="remote")
     dist.all_reduce(x)
@@ -130,6 +143,10 @@ def test_ops_are_done_by_nccl(tmp_path, monkeypatch):
 @pytest.mark.parametrize("why", ["missing", "refused 1"])
 def test_hosts_do_them_where_one_rank_cannot(tmp_path, monkeypatch, why):
     run("by_hosts", 2, tmp_path, monkeypatch, TORCH_REMOTE_TEST_NCCL=why)
+
+
+def test_a_rank_receives_as_much_as_it_sends_to_itself(tmp_path, monkeypatch):
+    run("own_part", 2, tmp_path, monkeypatch)
 
 
 def test_a_rank_that_goes_is_an_error(tmp_path, monkeypatch):

@@ -91,6 +91,7 @@ KernelStore::Request* KernelStore::request(const codegen::Kernel& kernel) {
                               request->status.code() != ErrorCode::kUnsupported;
     if (!may_work_now) return request.get();
     request->state = Request::State::kQueued;
+    request->status = {};
   }
   std::vector<uint8_t> bytes;
   const bool found = files_.read(request->text, &bytes) && decode(bytes, &request->compiled);
@@ -171,7 +172,10 @@ Status KernelStore::load(const Request& request, LoadedKernel* kernel) const {
                        driver.module_get_function(&kernel->functions[static_cast<size_t>(name)], kernel->module,
                                                   std::string(codegen::gpu::name(name)).c_str()),
                        "cuModuleGetFunction");
-    if (!status.ok()) return status;
+    if (!status.ok()) {
+      (void)driver.module_unload(std::exchange(kernel->module, nullptr));
+      return status;
+    }
   }
   kernel->recipe = request.compiled.recipe;
   using codegen::gpu::ParameterKind;

@@ -18,6 +18,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// The driver functions that fail instead of being called.
+bool load_fails = false, function_fails = false;
+
 class KernelStoreTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -29,9 +32,19 @@ class KernelStoreTest : public ::testing::Test {
       return emulated::compile(text, sm, compiled);
     };
     driver = std::make_unique<emulated::EmulatedDriver>(emulated::Options{});
-    ASSERT_TRUE(Gpu::open(driver->driver(), 0, &gpu).ok());
+    static Driver working;
+    working = driver->driver();
+    Driver failing = working;
+    failing.module_load_data_ex = [](auto... arguments) {
+      return load_fails ? Result::kOutOfMemory : working.module_load_data_ex(arguments...);
+    };
+    failing.module_get_function = [](auto... arguments) {
+      return function_fails ? Result::kOutOfMemory : working.module_get_function(arguments...);
+    };
+    ASSERT_TRUE(Gpu::open(failing, 0, &gpu).ok());
   }
   void TearDown() override {
+    load_fails = function_fails = false;
     gpu = nullptr;
     EXPECT_EQ(driver->leaks(), "");
   }
@@ -128,6 +141,22 @@ TEST_F(KernelStoreTest, WhatFailsIsTriedAgainButForWhatThereIsNoCodeOf) {
   code = ErrorCode::kUnsupported;
   for (int i = 0; i < 3; ++i) EXPECT_EQ(get(store, ir::DType::kFloat64).code(), ErrorCode::kUnsupported);
   EXPECT_EQ(compiles, 4);
+}
+
+TEST_F(KernelStoreTest, WhatCouldNotBeLoadedIsLoadedAgain) {
+  const std::string before = driver->leaks();  // The GPU's objects; it is open.
+  for (bool* const fails : {&load_fails, &function_fails}) {
+    {
+      KernelStore store(gpu, options);
+      *fails = true;
+      EXPECT_EQ(get(store, ir::DType::kFloat32).code(), ErrorCode::kOutOfMemory);
+      *fails = false;
+      const Status status = get(store, ir::DType::kFloat32);
+      EXPECT_TRUE(status.ok()) << status.message();
+    }
+    EXPECT_EQ(driver->leaks(), before);
+  }
+  EXPECT_EQ(compiles, 1);  // Later the kernel is on disk.
 }
 
 // The store can be destroyed while threads compile and while no one has waited for a kernel.

@@ -216,15 +216,10 @@ Status CublasLtLibrary::describe(PreparedGemm& prepared) {
 
 Status CublasLtLibrary::choose(PreparedGemm& prepared) {
   const std::string key = key_of(prepared.problem_);
+  prepared.has_timed_ = prepared.has_succeeded_ = false;
   lt::HeuristicResult checked;
-  if (const auto known = choices_.find(key); known != choices_.end()) {
-    // The algorithm may not support another size of the same class.
-    AlgorithmChoice& choice = *known->second;
-    if (check(prepared, choice.candidates[choice.best].algorithm, &checked)) {
-      prepared.choice_ = known->second;
-      return {};
-    }
-  }
+  // The algorithm may not support another size of the same class.
+  if (const auto known = choices_.find(key); known != choices_.end() && adopt(prepared, known->second)) return {};
   auto choice = std::make_shared<AlgorithmChoice>();
   choice->key = key;
   const std::string* const kept = prepared.problem_.deterministic ? nullptr : file_.find(key);
@@ -241,9 +236,25 @@ Status CublasLtLibrary::choose(PreparedGemm& prepared) {
     std::erase_if(choices_, [](const auto& entry) { return entry.second->timing_events.empty(); });
   }
   prepared.choice_ = choice;
+  prepared.candidate_ = choice->candidates.front();
+  prepared.is_decided_ = choice->decided;
   // An algorithm that does not support this size stays the choice of the other sizes.
   choices_.emplace(key, std::move(choice));
   return {};
+}
+
+bool CublasLtLibrary::adopt(PreparedGemm& prepared, std::shared_ptr<AlgorithmChoice> choice) const {
+  lt::HeuristicResult candidate = choice->candidates[choice->best];
+  if (!prepared.has_timed_) {
+    const lt::Algorithm algorithm = candidate.algorithm;
+    if (!check(prepared, algorithm, &candidate)) return false;
+    candidate.algorithm = algorithm;
+    prepared.has_succeeded_ = false;
+  }
+  prepared.candidate_ = candidate;
+  prepared.is_decided_ = choice->decided;
+  prepared.choice_ = std::move(choice);
+  return true;
 }
 
 bool CublasLtLibrary::check(const PreparedGemm& prepared, const lt::Algorithm& algorithm,
@@ -334,14 +345,17 @@ Status CublasLtLibrary::run(const std::shared_ptr<PreparedGemm>& prepared, const
   if (gpu_->is_lost()) return {};
   if (!prepared->problem_.beta_is_nonzero) beta = {0, 0};
   if (!prepared->choice_->timing_events.empty()) decide(*prepared->choice_);
-  const auto chosen = [&] { return prepared->choice_->candidates[prepared->choice_->best]; };
-  if (chosen().workspace != 0 && !take_workspace()) {
+  // If another size of the same class was timed, the fastest algorithm may not support this size.
+  if (prepared->is_decided_ != prepared->choice_->decided && !adopt(*prepared, prepared->choice_)) {
+    if (Status status = choose(*prepared); !status.ok()) return status;
+  }
+  if (prepared->candidate_.workspace != 0 && !take_workspace()) {
     if (prepared->problem_.deterministic) return no_memory(options_.workspace, "a product");
     // Chooses another algorithm, which needs no workspace.
     choices_.erase(prepared->choice_->key);
     if (Status status = choose(*prepared); !status.ok()) return status;
   }
-  const lt::HeuristicResult candidate = chosen();
+  const lt::HeuristicResult candidate = prepared->candidate_;
   const auto queue = [this, prepared, pointers, alpha, beta, candidate](Stream stream) {
     const Scalar alpha_value(prepared->problem_.scale, alpha), beta_value(prepared->problem_.scale, beta);
     Status status = set_pointers(*prepared, pointers);
@@ -376,8 +390,7 @@ Status CublasLtLibrary::run(const std::shared_ptr<PreparedGemm>& prepared, const
 
 // --- timing ----------------------------------------------------------------------------------------------------------
 
-void CublasLtLibrary::time(const PreparedGemm& prepared, const GemmPointers& given, const void* alpha,
-                           const void* beta) {
+void CublasLtLibrary::time(PreparedGemm& prepared, const GemmPointers& given, const void* alpha, const void* beta) {
   AlgorithmChoice& choice = *prepared.choice_;
   const bool wants_workspace =
       std::ranges::any_of(choice.candidates, [](const lt::HeuristicResult& c) { return c.workspace != 0; });
@@ -398,9 +411,12 @@ void CublasLtLibrary::time(const PreparedGemm& prepared, const GemmPointers& giv
   };
   const Stream stream = gpu_->work_stream();
   // Each once to warm up, then again between two marks.
+  prepared.has_timed_ = true;
+  const lt::HeuristicResult first = choice.candidates.front();
   std::erase_if(choice.candidates, [&](const lt::HeuristicResult& candidate) {
     return !call(prepared, candidate, pointers, alpha, beta, stream).ok();
   });
+  if (choice.candidates.empty()) choice.candidates = {first};  // Its call before the timing succeeded.
   mark();
   for (const lt::HeuristicResult& candidate : choice.candidates) {
     for (int i = 0; i < kRepeats; ++i) (void)call(prepared, candidate, pointers, alpha, beta, stream);

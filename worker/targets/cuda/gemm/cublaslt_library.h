@@ -24,8 +24,8 @@ namespace torch_remote::worker::cuda {
 // deterministic mode we use the heuristic's first choice, without timing and without the file.
 struct AlgorithmChoice {
   // The types, flags, alignments, epilogue, sizes and strides of a Problem. In deterministic mode, sizes and strides
-  // are exact. Otherwise, sizes are rounded up to three significant bits, and only the alignment of strides counts. If
-  // prepare() finds that the algorithm does not support one of the sizes with this key, that size gets its own choice.
+  // are exact. Otherwise, sizes are rounded up to three significant bits, and only the alignment of strides counts. A
+  // size with this key that the algorithm does not support gets its own choice.
   std::string key;
   std::vector<lt::HeuristicResult> candidates;  // The heuristic's first choice first.
   size_t best = 0;
@@ -50,7 +50,10 @@ class PreparedGemm {
   lt::Layout a_ = nullptr, b_ = nullptr, c_ = nullptr, d_ = nullptr;
   DevicePointer bias_ = 0, a_scale_ = 0, b_scale_ = 0;  // The pointers that the descriptor holds now.
   std::shared_ptr<AlgorithmChoice> choice_;
-  bool has_succeeded_ = false;  // A call has succeeded.
+  lt::HeuristicResult candidate_;  // An algorithm of the choice that supports the problem, and its workspace here.
+  bool is_decided_ = false;        // AlgorithmChoice::decided when the algorithm was taken from the choice.
+  bool has_timed_ = false;         // All candidates of the choice were called for this problem.
+  bool has_succeeded_ = false;     // A call of this algorithm has succeeded.
 };
 
 struct GemmPointers {
@@ -72,10 +75,11 @@ class CublasLtLibrary {
 
   // kUnsupported: cuBLASLt does not support the problem.
   Status prepare(const Problem& problem, std::shared_ptr<PreparedGemm>* prepared);
-  // Adds the call to Gpu::queue(), which passes it to cuBLASLt later. Until a call of `prepared` has succeeded, run()
-  // calls cuBLASLt at once and returns its error, as only a call shows whether cuBLASLt can execute the problem. An
-  // error of a later call loses the GPU. If there is no memory for the workspace, run() chooses an algorithm without
-  // one; in deterministic mode it returns kOutOfMemory instead. If the GPU is lost, it does nothing and returns ok.
+  // Adds the call to Gpu::queue(), which passes it to cuBLASLt later. Until a call of `prepared` with its present
+  // algorithm has succeeded, run() calls cuBLASLt at once and returns its error, as only a call shows whether cuBLASLt
+  // can execute the problem. An error of a later call loses the GPU. If there is no memory for the workspace, run()
+  // chooses an algorithm without one; in deterministic mode it returns kOutOfMemory instead. If the GPU is lost, it
+  // does nothing and returns ok.
   Status run(const std::shared_ptr<PreparedGemm>& prepared, const GemmPointers& pointers, Number alpha, Number beta);
 
   // How often the heuristic was asked, and how often the file named the algorithm instead.
@@ -87,12 +91,14 @@ class CublasLtLibrary {
 
   Status describe(PreparedGemm& prepared);
   Status choose(PreparedGemm& prepared);
+  // Takes the choice's algorithm for the problem. False: it does not support the problem.
+  bool adopt(PreparedGemm& prepared, std::shared_ptr<AlgorithmChoice> choice) const;
   Status query_heuristics(PreparedGemm& prepared, AlgorithmChoice& choice);
   bool check(const PreparedGemm& prepared, const lt::Algorithm& algorithm, lt::HeuristicResult* candidate) const;
   Status set_pointers(PreparedGemm& prepared, const GemmPointers& pointers) const;
   Status call(const PreparedGemm& prepared, const lt::HeuristicResult& candidate, const GemmPointers& pointers,
               const void* alpha, const void* beta, Stream stream) const;
-  void time(const PreparedGemm& prepared, const GemmPointers& pointers, const void* alpha, const void* beta);
+  void time(PreparedGemm& prepared, const GemmPointers& pointers, const void* alpha, const void* beta);
   void decide(AlgorithmChoice& choice);
   bool take_workspace();
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 
 #include "tests/emulated_gpu/emulated_cublaslt.h"
 #include "tests/emulated_gpu/library_fixture.h"
@@ -16,11 +17,26 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// The number of calls of cublasLtMatmul before the calls fail.
+int calls_that_succeed = std::numeric_limits<int>::max();
+
+lt::Table library_that_may_fail() {
+  static const lt::Table working = emulated::cublaslt();
+  lt::Table table = working;
+  table.matmul = [](auto... arguments) {
+    if (calls_that_succeed == 0) return lt::Result::kExecutionFailed;
+    --calls_that_succeed;
+    return working.matmul(arguments...);
+  };
+  return table;
+}
+
 class ProductLibraryTest : public emulated::LibraryTest<CublasLtLibrary, PreparedGemm, lt::Table> {
  protected:
-  ProductLibraryTest() : LibraryTest(emulated::cublaslt(), emulated::cublaslt_leaks, kBytes) {}
+  ProductLibraryTest() : LibraryTest(library_that_may_fail(), emulated::cublaslt_leaks, kBytes) {}
 
   void TearDown() override {
+    calls_that_succeed = std::numeric_limits<int>::max();
     for (const auto way :
          {emulated::MatmulAlgorithm::kVectors, emulated::MatmulAlgorithm::kSplitK, emulated::MatmulAlgorithm::kBasic}) {
       emulated::slow_down(way, std::chrono::microseconds(0));
@@ -28,28 +44,32 @@ class ProductLibraryTest : public emulated::LibraryTest<CublasLtLibrary, Prepare
     LibraryTest::TearDown();
   }
 
-  // [m, 64] [64, 8], all column-major.
-  static Problem problem(int64_t m) {
+  // [m, k] [k, 8], all column-major.
+  static Problem problem(int64_t m, int64_t k = 64) {
     Problem problem;
-    problem.a = {.rows = m, .columns = 64, .ld = 64};
-    problem.b = {.rows = 64, .columns = 8, .ld = 64};
+    problem.a = {.rows = m, .columns = k, .ld = 64};
+    problem.b = {.rows = k, .columns = 8, .ld = 64};
     problem.c = problem.d = {.rows = m, .columns = 8, .ld = 64};
     return problem;
   }
-  void prepare(int64_t m, bool deterministic = false) {
+  void prepare(int64_t m, bool deterministic = false, int64_t k = 64) {
     const ContextGuard current(device->gpu());
-    Problem given = problem(m);
+    Problem given = problem(m, k);
     given.deterministic = deterministic;
     const Status status = library->prepare(given, &prepared);
     ASSERT_TRUE(status.ok()) << status.message();
   }
-  void run(int times = 1) {
+  void call(const std::shared_ptr<PreparedGemm>& gemm) {
     const ContextGuard current(device->gpu());
     const auto at = reinterpret_cast<DevicePointer>(memory.data);
+    const Status status = library->run(gemm, {at, at + (64 << 10), at + (128 << 10), at + (128 << 10)}, {}, {});
+    ASSERT_TRUE(status.ok()) << status.message();
+    device->queued();
+  }
+  void run(int times = 1) {
+    const ContextGuard current(device->gpu());
     for (int i = 0; i < times; ++i) {
-      const Status status = library->run(prepared, {at, at + (64 << 10), at + (128 << 10), at + (128 << 10)}, {}, {});
-      ASSERT_TRUE(status.ok()) << status.message();
-      device->queued();
+      call(prepared);
       ASSERT_TRUE(device->wait(device->record()).ok());
     }
   }
@@ -95,6 +115,23 @@ TEST_F(ProductLibraryTest, ADeterministicProblemIsNeverTimed) {
   }
   EXPECT_EQ(calls("cuEventElapsedTime"), elapsed);
   EXPECT_EQ(file(), kept);
+}
+
+// Two sizes share a choice. Split-k is the fastest algorithm for the first one, and does not support the second one.
+TEST_F(ProductLibraryTest, ASizeThatTheFastestWayDoesNotSupportGetsAnotherOne) {
+  emulated::slow_down(emulated::MatmulAlgorithm::kVectors, std::chrono::milliseconds(20));
+  emulated::slow_down(emulated::MatmulAlgorithm::kBasic, std::chrono::milliseconds(20));
+  prepare(48, /*deterministic=*/false, /*k=*/32);
+  const std::shared_ptr<PreparedGemm> first = prepared;
+  prepare(48, /*deterministic=*/false, /*k=*/30);
+  EXPECT_EQ(library->heuristic_calls(), 1u);
+  call(first);
+  call(prepared);  // Before the first one was timed.
+  run(4);
+  EXPECT_EQ(library->heuristic_calls(), 2u);
+  prepared = first;
+  run(3);
+  EXPECT_EQ(library->heuristic_calls(), 2u);
 }
 
 // Otherwise the algorithm of a GEMM, and so its bits, would depend on which strides were used first.
@@ -163,6 +200,17 @@ TEST_F(ProductLibraryTest, DoesWithoutAWorkspaceWhereThereIsNoMemory) {
   driver->fail_allocation(1);
   run(3);  // Only one of the algorithms that are timed needs the workspace.
   EXPECT_EQ(calls("cuEventElapsedTime"), 0u);
+}
+
+TEST_F(ProductLibraryTest, TheFirstChoiceStaysIfNoneCanBeTimed) {
+  prepare(48);
+  calls_that_succeed = 1;
+  run();
+  calls_that_succeed = std::numeric_limits<int>::max();
+  const uint64_t before = calls();
+  run(3);
+  EXPECT_EQ(calls(), before + 3);
+  EXPECT_EQ(library->heuristic_calls(), 1u);
 }
 
 TEST_F(ProductLibraryTest, SaysThatThereIsNoSuchProduct) {
