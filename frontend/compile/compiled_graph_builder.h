@@ -26,7 +26,7 @@ struct UnsupportedNode {
 struct Value {
   enum class Kind : uint8_t { kNone, kTensor, kNumber, kInt, kFloat, kBool, kRandomState, kList };
   Kind kind = Kind::kNone;
-  uint32_t view = 0;            // kTensor
+  uint32_t view = 0;  // kTensor
   // kInt, kFloat, kBool; kNumber: if complex, the real part, followed by the imaginary part; kRandomState: the seed,
   // followed by the position
   ir::Sym symbol = ir::kNoSym;

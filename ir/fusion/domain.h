@@ -70,7 +70,7 @@ class IterationDomain {
 
   const std::vector<Member>& members() const { return members_; }
   const std::vector<int64_t>& sizes() const { return sizes_; }  // of the dims, outer dims first
-  int64_t points() const;  // the product of the dims' sizes; at most 2^40
+  int64_t points() const;                                       // the product of the dims' sizes; at most 2^40
   // Whether the kernel reports an integer division by zero.
   bool checks_divisors() const { return kind_ == DomainKind::kNode; }
   // The dims over which column reductions reduce; 0 until a reduction determines them.

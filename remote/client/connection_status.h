@@ -27,7 +27,7 @@ struct Counters {
   uint64_t bytes_received = 0;         // headers and control bytes
   uint64_t bytes_uploaded = 0;         // of tensors
   uint64_t bytes_downloaded = 0;       // of tensors
-  uint64_t worker_bytes = 0;  // in buffers on the worker, as of its last message
+  uint64_t worker_bytes = 0;           // in buffers on the worker, as of its last message
   uint64_t worker_peak_bytes = 0;
 
   // Adds another client's counters, levels too.
