@@ -308,7 +308,9 @@ void restart(c10::DeviceIndex device) {
     std::lock_guard ended_lock(s.ended_mutex);
     if (remote::Client* client = s.clients[device].exchange(nullptr)) {
       remote::Counters counters = client->connection().counters();
-      counters.worker_bytes = counters.worker_peak_bytes = 0;
+      for (const remote::CounterField& field : remote::kCounterFields) {
+        if (field.level) counters.*field.value = 0;
+      }
       s.ended[device].add(counters);
     }
   }
