@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "frontend/device/device_state.h"
+#include "frontend/device/restore.h"
 #include "frontend/device/sync_debug.h"
 #include "frontend/record/failure_observer.h"
 #include "frontend/record/flush_log.h"
@@ -284,6 +285,7 @@ void Recorder::print_unreported() noexcept try {
 }
 
 void Recorder::restart() {
+  end_checkpoints(device());  // before the lock is taken: a checkpoint may need the GIL
   const std::lock_guard<FastMutex> lock(traces().mutex());
   traces().drop_session();
   frontend::restart(device());
