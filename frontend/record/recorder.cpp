@@ -254,7 +254,11 @@ void Recorder::synchronize() {
 
 void Recorder::cancel() {
   remote::Client* worker = existing_client(device());
-  if (worker == nullptr) return;
+  if (worker == nullptr) {
+    const std::lock_guard<FastMutex> lock(traces().mutex());
+    for (const auto& state : traces().all()) state->drop_trace();
+    return;
+  }
   if (failure_observer != nullptr) failure_observer->cancels(device());
   check(worker->cancel());  // frees space for the messages below
   Status status;
