@@ -127,6 +127,8 @@ NUMBERS = {
     "svd": lambda d: torch.linalg.svd(floats(d, 2, 3), driver="gesvd"),
     "flip": lambda d: floats(d, 3).flip(0, 0),
     "foreach": lambda d: torch._foreach_add([floats(d, 2)], []),
+    "foreach_copy_, sizes": lambda d: torch._foreach_copy_([floats(d, 2), floats(d, 3)], [floats(d, 2), floats(d, 2)]),
+    "foreach_copy_, dims": lambda d: torch._foreach_copy_([floats(d, 2)], [floats(d, 2, 2)]),
 }
 
 LAYERS = {
