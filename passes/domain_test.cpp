@@ -1,8 +1,11 @@
 #include "ir/fusion/domain.h"
 
 #include <algorithm>
+#include <optional>
+#include <string>
 
 #include "gtest/gtest.h"
+#include "ir/fusion/fusion.h"
 #include "ir/text.h"
 #include "passes/testing/random_program.h"
 
@@ -54,6 +57,37 @@ TEST(Domain, IsAsItWasAfterANodeForWhichItSplitDims) {
     EXPECT_TRUE(same(domain, before)) << operands;
     EXPECT_TRUE(domain.add(2));
     EXPECT_EQ(domain.sizes(), (std::vector<int64_t>{4, 6}));
+  }
+}
+
+// The reduced axes of an op's form; nothing if it has no form. %0 and the first `results` results are views of `rank`
+// dims; with no such results, the only result is a number.
+std::optional<uint64_t> reduced_axes(size_t rank, int results, const std::string& op) {
+  std::string view = "f32[1";
+  for (size_t d = 1; d < rank; ++d) view += ", 1";
+  view += "]";
+  std::string text = "graph() {\n  b0: input survives\n  b1: fresh(4)\n  b2: fresh(4)\n  b3: fresh(4)\n  %0: " + view +
+                     " @b0\n  " + (results == 0 ? "%1: f32[] @b1" : "%1: " + view + " @b1");
+  for (int i = 2; i <= results; ++i) text += ", %" + std::to_string(i) + ": " + view + " @b" + std::to_string(i);
+  ir::Graph graph;
+  const Status status = ir::parse_graph(text + " = " + op + "\n}\n", &graph);
+  EXPECT_TRUE(status.ok()) << status.message();
+  ir::KernelForm form;
+  if (!status.ok() || !ir::find_form(graph, graph.nodes[0], 0, &form)) return std::nullopt;
+  return form.reduced;
+}
+
+// A view has up to 64 dims. A group norm splits one of them into two axes.
+TEST(Form, ReducesAxesOfViewsOfAllRanks) {
+  for (const size_t rank : {2, 3, 62, 63, 64}) {
+    const uint64_t all = ~uint64_t{0} >> (64 - rank), last = uint64_t{1} << (rank - 1);
+    EXPECT_EQ(reduced_axes(rank, 0, "aten::sum.dim_IntList(%0, none, false)"), all) << rank;
+    EXPECT_EQ(reduced_axes(rank, 3, "aten::native_layer_norm(%0, [1], none, none, 1e-5)"), last) << rank;
+    EXPECT_EQ(reduced_axes(rank, 3, "aten::native_batch_norm(%0, none, none, none, none, true, 0.1, 1e-5)"),
+              all & ~2ull)
+        << rank;
+    const auto groups = reduced_axes(rank, 3, "aten::native_group_norm(%0, none, none, 1, 1, 1, 1, 1e-5)");
+    EXPECT_EQ(groups, rank < 64 ? std::optional<uint64_t>((all << 1 | 1) & ~3ull) : std::nullopt) << rank;
   }
 }
 

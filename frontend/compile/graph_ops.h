@@ -49,8 +49,8 @@ bool is_program_op(pybind11::handle target);
 bool is_single_op(pybind11::handle target);
 
 // The GraphOp of an FX node's target. It is cached, and lives as long as the process. For an operator outside of aten,
-// the first call may start the worker of device 0, and waits for its answer whether it has the op. It then raises the
-// loss of the worker. Requires the GIL, and does not release it.
+// the first call may start the worker of the current device, and waits for its answer whether it has the op. It then
+// raises the loss of the worker. Requires the GIL, and does not release it.
 const GraphOp& graph_op(pybind11::handle target);
 
 }  // namespace torch_remote::frontend

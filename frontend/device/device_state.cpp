@@ -36,7 +36,7 @@ struct WorkerSlot {
 struct Connection {
   std::shared_ptr<WorkerSlot> worker_slot;
   std::unique_ptr<remote::Client> client;
-  std::unique_ptr<Restore> restore;  // null if lost tensors are not restored
+  std::shared_ptr<Restore> restore;  // null if lost tensors are not restored
 };
 
 struct State {
@@ -133,6 +133,7 @@ Status limit_memory(remote::Client& worker, double fraction, const remote::KeepW
 }
 
 void stop(Connection& connection) {
+  if (connection.restore) connection.restore->end();
   connection.restore.reset();
   connection.client.reset();  // sends the CloseSession message
   connection.worker_slot.reset();
@@ -222,6 +223,7 @@ remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept {
     return nullptr;
   }
   bool connecting = false;
+  Connection connection;
   try {
     connecting = begin_connect(device, status);
     if (!connecting) return s.clients[device].load(std::memory_order_acquire);
@@ -232,7 +234,6 @@ remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept {
       // torch.autograd.set_multithreading_enabled reverts it.
       c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
     }
-    Connection connection;
     {
       const remote::EventSpan span(remote::Event::Kind::kConnect);
       const auto go_on = [&] { return !s.cancel_connect[device].load() && keep_waiting(); };
@@ -252,7 +253,9 @@ remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept {
     return client;
   } catch (const std::exception& error) {
     *status = Status::internal(std::string("remote: starting a worker failed: ") + error.what());
-    if (connecting) finish_connect(device, {}, nullptr);
+    if (!connecting) return nullptr;
+    stop(connection);
+    finish_connect(device, {}, nullptr);
     return nullptr;
   }
 }
@@ -308,7 +311,9 @@ void restart(c10::DeviceIndex device) {
     std::lock_guard ended_lock(s.ended_mutex);
     if (remote::Client* client = s.clients[device].exchange(nullptr)) {
       remote::Counters counters = client->connection().counters();
-      counters.worker_bytes = counters.worker_peak_bytes = 0;
+      for (const remote::CounterField& field : remote::kCounterFields) {
+        if (field.level) counters.*field.value = 0;
+      }
       s.ended[device].add(counters);
     }
   }
@@ -334,13 +339,18 @@ void set_restore(c10::DeviceIndex device, const RestoreOptions& options) {
   store_restore_options(device, options);
 }
 
-void checkpoint(c10::DeviceIndex device) {
+namespace {
+
+std::shared_ptr<Restore> restore_of(c10::DeviceIndex device) {
   State& s = state();
-  Restore* restore = nullptr;
-  {
-    std::lock_guard lock(s.mutex);
-    restore = s.connections[device].restore.get();
-  }
+  std::lock_guard lock(s.mutex);
+  return s.connections[device].restore;
+}
+
+}  // namespace
+
+void checkpoint(c10::DeviceIndex device) {
+  const std::shared_ptr<Restore> restore = restore_of(device);
   TORCH_CHECK(restore != nullptr,
               "remote: checkpoint() needs a device with restore='replay', and remote:", static_cast<int>(device),
               " does not have it; call torch.remote.set_restore('replay') before its first use, or set "
@@ -350,6 +360,10 @@ void checkpoint(c10::DeviceIndex device) {
   TORCH_CHECK(
       kept,
       "remote: checkpoint() wrote no checkpoint, because an op failed; torch.remote.synchronize() raises its error");
+}
+
+void end_checkpoints(c10::DeviceIndex device) {
+  if (const std::shared_ptr<Restore> restore = restore_of(device)) restore->end();
 }
 
 uint64_t times_restored(c10::DeviceIndex device) {

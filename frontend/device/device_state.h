@@ -36,7 +36,7 @@ remote::Client* existing_client(c10::DeviceIndex device) noexcept;
 // Whether the device's current or last worker computes on a CPU.
 bool runs_on_cpu(c10::DeviceIndex device) noexcept;
 
-// Counters over all workers that the device has had since reset_counters. worker_bytes and its peak are those of the
+// Counters over all workers that the device has had since reset_counters. Levels (CounterField::level) are those of the
 // current worker.
 remote::Counters counters(c10::DeviceIndex device);
 void reset_counters(c10::DeviceIndex device);

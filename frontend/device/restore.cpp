@@ -56,8 +56,8 @@ Status restore_options(c10::DeviceIndex device, RestoreOptions* options) {
 }
 
 Status Restore::wrap(const RestoreOptions& options, Connect connect, std::unique_ptr<remote::Transport>* transport,
-                     std::unique_ptr<Restore>* restore) {
-  std::unique_ptr<Restore> made(new Restore);
+                     std::shared_ptr<Restore>* restore) {
+  std::shared_ptr<Restore> made(new Restore);
   remote::ReplayOptions replay;
   std::error_code error;
   replay.folder = options.folder.empty() ? std::filesystem::temp_directory_path(error).string() : options.folder;
@@ -65,7 +65,7 @@ Status Restore::wrap(const RestoreOptions& options, Connect connect, std::unique
   replay.every = options.interval;
   replay.connect = std::move(connect);
   replay.log = print_notice;
-  replay.on_due = [it = made.get()] {
+  replay.on_due = [it = made] {
     const std::lock_guard lock(it->mutex_);
     if (it->due_ || it->closing_) return;
     it->due_ = true;
@@ -86,13 +86,15 @@ void Restore::start(remote::Client& client) {
   thread_ = std::thread([this] { loop(); });
 }
 
-Restore::~Restore() {
+void Restore::end() {
+  const std::lock_guard ending(end_mutex_);
   {
     const std::lock_guard lock(mutex_);
     closing_ = true;
   }
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
+  const std::lock_guard lock(checkpoint_mutex_);  // waits for a checkpoint of another thread
 }
 
 bool Restore::closing() {
@@ -103,6 +105,15 @@ bool Restore::closing() {
 Status Restore::checkpoint(const remote::KeepWaiting& keep_waiting, bool* made) {
   const std::lock_guard lock(checkpoint_mutex_);
   *made = false;
+  Status status(ErrorCode::kInterrupted, "");
+  if (!closing()) status = make_checkpoint([&] { return !closing() && keep_waiting(); }, made);
+  if (!closing() || status.code() != ErrorCode::kInterrupted) return status;
+  return {ErrorCode::kInterrupted,
+          "remote: checkpoint() was interrupted, because restart() ended the worker; call checkpoint() again after the "
+          "next worker has started"};
+}
+
+Status Restore::make_checkpoint(const remote::KeepWaiting& keep_waiting, bool* made) {
   if (Status status = transport_->begin_checkpoint(); !status) return status;
   std::vector<remote::CheckpointBuffer> buffers;
   Status status = client_->checkpoint().begin(keep_waiting, made, &buffers);
@@ -130,7 +141,7 @@ void Restore::loop() {
     lock.unlock();
     bool kept = true;
     if (transport_->checkpoint_due()) {
-      const Status status = checkpoint([this] { return !closing(); }, &kept);
+      const Status status = checkpoint([] { return true; }, &kept);
       if (!status.ok() && status.code() != ErrorCode::kLost && status.code() != ErrorCode::kInterrupted) {
         print_notice("a checkpoint for restore='replay' failed: " + status.message());
         kept = false;

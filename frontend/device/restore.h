@@ -28,7 +28,7 @@ struct RestoreOptions {
 };
 
 // Sets the options for later connections of the device. Throws if it is connected. device_state.cpp implements this,
-// checkpoint() and times_restored().
+// checkpoint(), end_checkpoints() and times_restored().
 void set_restore(c10::DeviceIndex device, const RestoreOptions& options);
 // Stores the options without checking for a connection.
 void store_restore_options(c10::DeviceIndex device, const RestoreOptions& options);
@@ -39,6 +39,9 @@ Status restore_options(c10::DeviceIndex device, RestoreOptions* options);
 // Makes a checkpoint of the worker's buffers, so that a restore replays only what follows it. Waits for it. Throws if
 // the device has no connection with restore="replay", or if an op failed, and then makes no checkpoint.
 void checkpoint(c10::DeviceIndex device);
+// Ends a checkpoint that another thread is making; that thread's call fails. The connection makes no more checkpoints.
+// Waits for that thread, which may need the GIL: call it with no lock held and without the GIL.
+void end_checkpoints(c10::DeviceIndex device);
 // Number of lost workers that were replaced since the device was connected; 0 without restore="replay".
 uint64_t times_restored(c10::DeviceIndex device);
 
@@ -48,17 +51,19 @@ class Restore {
  public:
   // Connects to another worker; called on a thread of the transport. It stops when `go_on` returns false.
   using Connect = std::function<Status(const remote::KeepWaiting& go_on, std::unique_ptr<remote::Transport>*)>;
-  // Replaces *transport, the client's, by one that wraps it and logs and replays messages.
+  // Replaces *transport, the client's, by one that wraps it and logs and replays messages. The new transport shares the
+  // ownership of *restore, because it calls *restore until the client's last message.
   static Status wrap(const RestoreOptions& options, Connect connect, std::unique_ptr<remote::Transport>* transport,
-                     std::unique_ptr<Restore>* restore);
-  // Ends the thread, and a checkpoint that it is making. Destroy the object before the client, and only when no other
-  // thread sends or receives through the transport.
-  ~Restore();
-  // Starts the thread. `client` is the client that owns the transport.
+                     std::shared_ptr<Restore>* restore);
+  // Starts the thread. `client` is the client that owns the transport. Call end() before that client is destroyed.
   void start(remote::Client& client);
+  // Ends the thread and a checkpoint of any thread, and waits for them. They may need the GIL. Thread safe; a second
+  // call does nothing.
+  void end();
 
   // Makes a checkpoint now. Thread safe: one call waits for another. Sets *made to false if the worker has failures
-  // that were not reported yet; then there is no checkpoint.
+  // that were not reported yet; then there is no checkpoint. Returns kInterrupted if `keep_waiting` returns false, and
+  // once end() was called.
   Status checkpoint(const remote::KeepWaiting& keep_waiting, bool* made);
   uint64_t restored() const { return transport_->restored(); }
 
@@ -66,9 +71,11 @@ class Restore {
   Restore() = default;
   void loop();
   bool closing();
+  Status make_checkpoint(const remote::KeepWaiting& keep_waiting, bool* made);
 
   remote::ReplayTransport* transport_ = nullptr;  // owned by the client
   remote::Client* client_ = nullptr;
+  std::mutex end_mutex_;         // held during end(); taken before the others
   std::mutex checkpoint_mutex_;  // held while a checkpoint is made
   std::mutex mutex_;
   std::condition_variable changed_;

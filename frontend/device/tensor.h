@@ -29,7 +29,7 @@ class RemoteStorage final : public c10::StorageImpl {
   void release_resources() override;
 
   // All members below are guarded by the lock of the device's traces (ThreadTraces).
-  uint64_t id = 0;       // the worker's buffer; 0: none yet; kLost: its contents were lost with a worker
+  uint64_t id = 0;       // the worker's buffer; 0: none yet; kLost: its contents are lost
   uint32_t session = 0;  // the recorder's session when `id` was assigned
   TraceSlot buffer;      // index among the current trace's buffers
   // `param.data = ...` makes tensors of torch's own class c10::TensorImpl, which has no TraceSlot. The storage holds

@@ -147,12 +147,14 @@ std::vector<int64_t> GraphObject::bind(const std::vector<at::Tensor>& inputs,
 std::vector<at::Tensor> GraphObject::run(const std::vector<at::Tensor>& inputs,
                                          const std::map<uint32_t, int64_t>& given) {
   check_not_forked();
-  c10::DeviceIndex device = 0;
   for (size_t i = 0; i < inputs.size(); ++i) {
     TORCH_CHECK_VALUE(is_remote(inputs[i]), "remote: input ", i, " of the graph is on ", inputs[i].device(),
                       "; move it with .to(\"remote\")");
-    device = inputs[i].device().index();
+    TORCH_CHECK(inputs[i].device() == inputs[0].device(), "Expected all tensors to be on the same device, but input ",
+                i, " of the graph is on ", inputs[i].device(), ", and input 0 is on ", inputs[0].device(),
+                "; move one with .to(...)");
   }
+  const c10::DeviceIndex device = inputs.empty() ? c10::DeviceIndex{0} : inputs[0].device().index();
   for (const ir::View& view : graph_.views) {
     TORCH_CHECK_NOT_IMPLEMENTED(!view.dynamic,
                                 "remote: this graph has a result whose sizes only a run can determine, so it cannot be "

@@ -35,9 +35,9 @@ class GraphObject {
   void set_params(std::vector<int64_t> params);
   const ir::Graph& graph() const { return graph_; }
 
-  // Runs the graph on tensors of one device, one for each input buffer, in order. The caller ensures that they are on
-  // the same device. `params` maps parameter numbers to values, which override those of the recorded run. Raises
-  // ValueError if they contradict the tensors' sizes, strides and offsets, or if a parameter has no value. Raises
+  // Runs the graph on tensors of one device, one for each input buffer, in order. `params` maps parameter numbers to
+  // values, which override those of the recorded run. Raises RuntimeError if the tensors are on several devices. Raises
+  // ValueError if the values contradict the tensors' sizes, strides and offsets, or if a parameter has no value. Raises
   // NotImplementedError if only a run determines the sizes of a result. Returns a tensor for each fresh buffer that
   // survives. Requires the GIL, and releases it while the run is sent.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, const std::map<uint32_t, int64_t>& params);

@@ -4,10 +4,12 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "frontend/device/device_state.h"
@@ -29,6 +31,20 @@ Setting setting() {
   TORCH_CHECK(value == "allow", "remote: TORCH_REMOTE_FALLBACK='", std::string(value),
               "' is not a setting; use 'error' (the default), 'warn' or 'allow'");
   return Setting::kAllow;
+}
+
+// What the current worker of a device has answered.
+struct Answers {
+  uint64_t session = 0;  // the worker's
+  std::unordered_map<std::string, bool> has_op;
+};
+struct AllAnswers {
+  std::mutex mutex;
+  std::array<Answers, kMaxDevices> devices;
+};
+AllAnswers& all_answers() {
+  static auto* instance = new AllAnswers;
+  return *instance;
 }
 
 // Returns true the first time.
@@ -62,16 +78,27 @@ void run_on_client(const c10::OperatorHandle& op, torch::jit::Stack* stack, std:
 uint64_t client_fallbacks() { return calls.load(std::memory_order_relaxed); }
 void reset_client_fallbacks() { calls.store(0, std::memory_order_relaxed); }
 
-bool worker_has(const c10::OperatorHandle& op) {
+bool worker_has(const c10::OperatorHandle& op, c10::DeviceIndex device) {
+  if (op.operator_name().name.starts_with("aten::")) return true;
   const std::string name = c10::toString(op.operator_name());
-  if (name.starts_with("aten::")) return true;
-  bool known = false;
+  remote::Client& worker = client(device);
+  const uint64_t session = worker.connection().session();
+  AllAnswers& all = all_answers();
+  Answers& answers = all.devices[device];
+  {
+    const std::lock_guard lock(all.mutex);
+    if (answers.session != session) answers = {session, {}};
+    if (const auto known = answers.has_op.find(name); known != answers.has_op.end()) return known->second;
+  }
+  bool has = false;
   remote::OpError error;
   const WaitSpan span("has op", wait_line());
-  const Status status = client(0).has_op(name, keep_waiting, &known, &error);
+  const Status status = worker.has_op(name, keep_waiting, &has, &error);
   if (!error.status.ok()) raise(error);
   check(status);
-  return known;
+  const std::lock_guard lock(all.mutex);
+  if (answers.session == session) answers.has_op.emplace(name, has);
+  return has;
 }
 
 }  // namespace torch_remote::frontend

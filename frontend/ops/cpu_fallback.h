@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <string_view>
@@ -20,7 +21,8 @@ void run_on_client(const c10::OperatorHandle& op, torch::jit::Stack* stack, std:
 uint64_t client_fallbacks();
 void reset_client_fallbacks();
 
-// Returns false if the device's worker lacks the op, which is never the case for torch's own ops. Waits for the answer.
-bool worker_has(const c10::OperatorHandle& op);
+// Returns false if the device's worker lacks the op, which is never the case for torch's own ops. Asks each worker
+// once, and waits for the answer. Raises the loss of the worker.
+bool worker_has(const c10::OperatorHandle& op, c10::DeviceIndex device);
 
 }  // namespace torch_remote::frontend

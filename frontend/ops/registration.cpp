@@ -9,6 +9,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "frontend/device/current_device.h"
 #include "frontend/device/device_state.h"
 #include "frontend/device/tensor.h"
 #include "frontend/ops/cpu_fallback.h"
@@ -164,25 +165,31 @@ OpEntry* entry_of(const c10::OperatorHandle& handle) {
   return make_entry(handle);
 }
 
-bool ask_worker(OpEntry& entry) {
-  OpEntry::Known known = entry.worker_has.load(std::memory_order_relaxed);
-  if (known == OpEntry::Known::kNotAsked) {
-    known = worker_has(entry.handle) ? OpEntry::Known::kYes : OpEntry::Known::kNo;
-    entry.worker_has.store(known, std::memory_order_relaxed);
+// The device of the first tensor of this device type, also in a list. Without any, the current device.
+c10::DeviceIndex device_of_call(c10::ArrayRef<c10::IValue> args) {
+  const auto remote = [](const c10::IValue& value) {
+    return value.isTensor() && value.toTensor().defined() && is_remote(value.toTensor());
+  };
+  for (const c10::IValue& arg : args) {
+    if (remote(arg)) return arg.toTensor().device().index();
+    if (!arg.isList()) continue;
+    for (const c10::IValue& item : arg.toListRef()) {
+      if (remote(item)) return item.toTensor().device().index();
+    }
   }
-  return known == OpEntry::Known::kYes;
+  return current_device();
 }
 
 // Handles ops that are registered later: custom ops without a kernel for this device.
 void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* stack) {
-  OpEntry* entry = entry_of(handle);
+  const OpEntry* entry = entry_of(handle);
   if (entry == nullptr) {
     const bool in_table = ir::find_op(c10::toString(handle.operator_name())) < ir::kFirstOpaque;
     return run_on_client(handle, stack,
                          in_table ? "has other arguments in this version of torch than torch_remote knows"
                                   : "has an argument or result of a type that cannot be recorded");
   }
-  if (!ask_worker(*entry)) {
+  if (!worker_has(handle, device_of_call(torch::jit::last(*stack, entry->arg_count)))) {
     return run_on_client(handle, stack, "is registered in this process, but not in the worker's");
   }
   record_call(*entry, *stack);
@@ -235,8 +242,7 @@ bool is_recorded(const c10::OperatorHandle& handle) {
 }
 
 bool worker_has_op(const c10::OperatorHandle& handle) {
-  OpEntry* entry = entry_of(handle);
-  return entry != nullptr && ask_worker(*entry);
+  return entry_of(handle) != nullptr && worker_has(handle, current_device());
 }
 
 std::vector<std::pair<std::string, uint64_t>> meta_key_calls() {

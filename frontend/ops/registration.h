@@ -25,7 +25,7 @@ void register_ops();
 const ir::OpDesc* graph_desc(const c10::OperatorHandle& handle);
 // Whether a call of the op is recorded as one record of this op, and not as the ops that torch composes it of.
 bool is_recorded(const c10::OperatorHandle& handle);
-// Whether the worker has an op that is not torch's own. Asks the worker at the first call only.
+// Whether the worker of the current device has an op that is not torch's own; see worker_has (cpu_fallback.h).
 bool worker_has_op(const c10::OperatorHandle& handle);
 
 // The ops whose shapes came from the dispatcher's Meta key (tier 3), and the number of such calls. Cache hits do not

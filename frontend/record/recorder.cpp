@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "frontend/device/device_state.h"
+#include "frontend/device/restore.h"
 #include "frontend/device/sync_debug.h"
 #include "frontend/record/failure_observer.h"
 #include "frontend/record/flush_log.h"
@@ -253,7 +254,11 @@ void Recorder::synchronize() {
 
 void Recorder::cancel() {
   remote::Client* worker = existing_client(device());
-  if (worker == nullptr) return;
+  if (worker == nullptr) {
+    const std::lock_guard<FastMutex> lock(traces().mutex());
+    for (const auto& state : traces().all()) state->drop_trace();
+    return;
+  }
   if (failure_observer != nullptr) failure_observer->cancels(device());
   check(worker->cancel());  // frees space for the messages below
   Status status;
@@ -284,6 +289,7 @@ void Recorder::print_unreported() noexcept try {
 }
 
 void Recorder::restart() {
+  end_checkpoints(device());  // before the lock is taken: a checkpoint may need the GIL
   const std::lock_guard<FastMutex> lock(traces().mutex());
   traces().drop_session();
   frontend::restart(device());

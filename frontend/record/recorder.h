@@ -58,8 +58,8 @@ class Recorder {
   // Flushes, then waits until the worker is done. Raises the worker's failures.
   void synchronize();
 
-  // Drops recorded ops and the ops that the worker has not executed. Does not wait for the worker to be idle. Does
-  // nothing if there is no worker; recorded ops then stay.
+  // Drops recorded ops and the ops that the worker has not executed. Does not wait for the worker to be idle. Starts no
+  // worker: without one, the tensors that the recorded ops would have created are lost.
   void cancel();
   // Drops the recorded ops and the worker; all tensors lose their contents. The next use starts a new worker.
   void restart();

@@ -27,9 +27,11 @@ void TraceEncoder::check_not_lost(const RemoteStorage* storage) {
 }
 
 void raise_lost() {
-  TORCH_CHECK(false,
-              "remote: this tensor's contents were lost with the worker that held them; after torch.remote.restart() "
-              "overwrite it (copy_, zero_, load_state_dict) or make it again");
+  TORCH_CHECK(
+      false,
+      "remote: this tensor's contents were lost with the worker that held them, or torch.remote.cancel() dropped "
+      "the ops that compute them; overwrite it (copy_, zero_, load_state_dict) or make it again, after "
+      "torch.remote.restart() if the worker was lost");
 }
 
 std::vector<RemoteStorage*> TraceEncoder::forget_overwritten(const ir::OpDesc& op, const c10::IValue* args) const {

@@ -1,6 +1,7 @@
 // Checks of random ops: bounds and moments. They call torch's own templates with kernels that draw nothing. Common
 // arguments return early.
 #include <ATen/ExpandUtils.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/native/DistributionTemplates.h>
 #include <ATen/native/TensorFactories.h>
 
@@ -65,11 +66,15 @@ void random(const OpEntry& op, const IValue* args) {
   templates::random_from_to_impl<NoKernel, RemoteGenerator>(self, from, to, std::nullopt);
 }
 
-// bernoulli_(self, p), bernoulli(self, p), where p is a number
+// bernoulli_(self, p), bernoulli(self, p), where p is a number or a tensor that broadcasts to self; bernoulli(self)
 void bernoulli(const OpEntry& op, const IValue* args) {
   if (args[1].isDouble()) {
     const double p = args[1].toDouble();
     TORCH_CHECK(0 <= p && p <= 1, "bernoulli_ expects p to be in [0, 1], but got p=", p);
+  } else if (args[1].isTensor()) {
+    const at::Tensor &self = tensor_at(args, 0), &p = tensor_at(args, 1);
+    if (self.numel() > 0 && !at::is_expandable_to(p.sizes(), self.sizes())) (void)p.expand(self.sizes());  // raises
+    if ((op.desc->flags & ir::kOpInPlace) && p.sizes().equals(self.sizes())) at::assert_no_partial_overlap(self, p);
   }
   if (is_out(op)) at::assert_no_internal_overlap(*written_at(op, args, 0));
 }

@@ -71,11 +71,6 @@ struct OpEntry {
   // Indices of arguments by name, for the rules; -1 if the op has no argument of that name.
   int dim = -1, keepdim = -1, dtype = -1;
 
-  // Whether the worker of device 0 has the op. We ask it once: when an op that was registered after the import of this
-  // package is called, or when torch.compile first sees an op outside of aten.
-  enum class Known : uint8_t { kNotAsked, kYes, kNo };
-  std::atomic<Known> worker_has{Known::kNotAsked};
-
   // The cache of tier 3 (infer.h), and the calls that check_mutation() has accepted. Guarded by `memo_mutex`.
   mutable std::mutex memo_mutex;
   mutable std::unordered_map<std::string, Inferred> memo;

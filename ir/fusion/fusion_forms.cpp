@@ -24,6 +24,10 @@ class FormFinder : FormBuilder {
   }
 
  private:
+  // The mask of axes 0 to count - 1, for at most 64 axes.
+  static_assert(kMaxRank <= 64);
+  static uint64_t first_axes(size_t count) { return count == 0 ? 0 : ~uint64_t{0} >> (64 - count); }
+
   static bool computable(const View& view) {
     if (view.dynamic) return false;
     switch (view.dtype) {
@@ -256,8 +260,9 @@ class FormFinder : FormBuilder {
   bool reduces_groups() {
     const size_t rank = graph_.views[form_.space].sizes.size();
     form_.channel_groups = constant("group").value_or(0);
-    if (form_.channel_groups <= 0 || rank < 2) return false;
-    form_.reduced = ((uint64_t{1} << (rank + 1)) - 1) & ~uint64_t{0b11};
+    // The space has rank + 1 axes, and `reduced` has 64 bits.
+    if (form_.channel_groups <= 0 || rank < 2 || rank >= 64) return false;
+    form_.reduced = first_axes(rank + 1) & ~uint64_t{0b11};
     return true;
   }
 
@@ -300,9 +305,7 @@ class FormFinder : FormBuilder {
   }
 
   bool has_channels() const { return graph_.views[form_.space].sizes.size() >= 2; }
-  uint64_t all_but_channels() const {
-    return ((uint64_t{1} << graph_.views[form_.space].sizes.size()) - 1) & ~uint64_t{0b10};
-  }
+  uint64_t all_but_channels() const { return first_axes(graph_.views[form_.space].sizes.size()) & ~uint64_t{0b10}; }
 
   // Computes the sum of each row's element at its label, and the total weight of the labels.
   bool nll_loss() {
@@ -374,7 +377,7 @@ class FormFinder : FormBuilder {
   }
 
   bool reduces_all() {
-    form_.reduced = (uint64_t{1} << graph_.views[form_.space].sizes.size()) - 1;
+    form_.reduced = first_axes(graph_.views[form_.space].sizes.size());
     return form_.reduced != 0;
   }
 
@@ -384,8 +387,7 @@ class FormFinder : FormBuilder {
     if (shape == nullptr || shape->tag != ArgTag::kList || shape->items.empty() || shape->items.size() > rank) {
       return false;
     }
-    const uint64_t all = (uint64_t{1} << rank) - 1;
-    form_.reduced = all & ~((uint64_t{1} << (rank - shape->items.size())) - 1);
+    form_.reduced = first_axes(rank) & ~first_axes(rank - shape->items.size());
     return true;
   }
 

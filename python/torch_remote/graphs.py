@@ -78,6 +78,7 @@ class Graph:
 
         Raises:
             ValueError: inputs or parameters do not fit the graph, or are missing.
+            RuntimeError: the inputs are on several devices.
         """
         if params is None:
             params = {}

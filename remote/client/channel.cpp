@@ -146,8 +146,19 @@ Status Channel::send(wire::Type type, bool wants_reply, AttachmentPtr attachment
   const uint64_t next = next_sequence(attachment ? attachment->bytes().size() : 0);
   if (wants_reply) replies.expect(next);
   if (number) *number = next;
-  return outbox.send(header(type, next, wants_reply ? wire::kWantsReply : 0),
-                     {builder.GetBufferPointer(), builder.GetSize()}, std::move(attachment));
+  Status status = outbox.send(header(type, next, wants_reply ? wire::kWantsReply : 0),
+                              {builder.GetBufferPointer(), builder.GetSize()}, std::move(attachment));
+  if (status.code() != ErrorCode::kOutOfMemory) return status;
+  // The attachment was not sent. A Free message replaces the message: sequences have no gaps, and the worker's
+  // acknowledgement returns the credit.
+  if (wants_reply) {
+    replies.fail(next, 0, 0, {status, {}, {}});
+    replies.drop_reply(next);
+  }
+  builder.Clear();
+  builder.Finish(wire::CreateFree(builder, builder.CreateVector(std::vector<uint8_t>())));
+  (void)outbox.send(header(wire::Type::kFree, next, 0), {builder.GetBufferPointer(), builder.GetSize()}, nullptr);
+  return status;
 }
 
 Status Channel::wait(uint64_t number, const KeepWaiting& keep_waiting, Frame* reply, OpError* error,

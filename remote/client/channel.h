@@ -91,7 +91,8 @@ class Channel {
     h.sequence = number;
     return h;
   }
-  // Sends the message in `builder`. With `wants_reply`, the caller will wait for the reply to *number.
+  // Sends the message in `builder`. With `wants_reply`, the caller will wait for the reply to *number. If it returns
+  // kOutOfMemory, the attachment was not sent, no reply will come, and the connection still works.
   Status send(wire::Type type, bool wants_reply, AttachmentPtr attachment, uint64_t* number);
 
   // The following must be called without `order`.

@@ -1,6 +1,7 @@
 #include <thread>
 
 #include "remote/client/testing/client_fixture.h"
+#include "remote/transport/forwarding_transport.h"
 
 namespace torch_remote::remote {
 namespace {
@@ -200,6 +201,40 @@ TEST_P(ClientTest, GarbageFromTheWorkerLosesIt) {
 TEST_P(ClientTest, AnAcknowledgementOfWhatWasNeverSentLosesTheWorker) {
   worker->send_raw(Type::kAcknowledge, 1'000'000, {});
   EXPECT_EQ(synchronize().code(), ErrorCode::kLost);
+}
+
+// Has no memory for attachments while `full` is set.
+class FullTransport : public ForwardingTransport {
+ public:
+  using ForwardingTransport::ForwardingTransport;
+  Status send(wire::Header header, std::span<const uint8_t> control, AttachmentPtr attachment) override {
+    if (full && attachment) return {ErrorCode::kOutOfMemory, "remote: no shared memory"};
+    return ForwardingTransport::send(header, control, std::move(attachment));
+  }
+  bool full = false;
+};
+
+TEST(ClientWithoutMemory, WhatCannotBeSentLeavesNoGap) {
+  auto [mine, its] = make_inproc_transport();
+  FakeWorker worker(std::move(its));  // expects that sequences have no gaps
+  auto made = std::make_unique<FullTransport>(std::move(mine));
+  FullTransport& transport = *made;
+  std::unique_ptr<Client> client;
+  ASSERT_TRUE(Client::connect(std::move(made), {}, {}, &client).ok());
+  transport.full = true;
+  uint64_t id = 0, ticket = 0;
+  EXPECT_EQ(client->upload(1, [](std::byte*) {}, &id).code(), ErrorCode::kOutOfMemory);
+  const std::byte request[1] = {};
+  EXPECT_EQ(client->functions().call(request, {}, &ticket, &id).code(), ErrorCode::kOutOfMemory);
+  transport.full = false;
+  CallResult result;
+  OpError error;
+  EXPECT_EQ(client->functions().wait(ticket, kPatient, &result, &error).code(), ErrorCode::kInternal);
+  EXPECT_TRUE(client->synchronize(kPatient, &error).ok());
+  EXPECT_EQ(client->connection().last_acknowledged(), client->connection().last_sent());
+  std::vector<Type> types;
+  for (const auto& message : worker.messages()) types.push_back(message.type);
+  EXPECT_EQ(types, (std::vector{Type::kFree, Type::kFree, Type::kSynchronize}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, ClientTest, testing::ValuesIn(kTransports), name_of);

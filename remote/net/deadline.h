@@ -20,6 +20,12 @@ class Deadline {
   explicit Deadline(std::chrono::milliseconds time, KeepWaiting keep_waiting = {})
       : deadline_(Clock::now() + time), keep_waiting_(std::move(keep_waiting)) {}
 
+  // The deadline of the first of `parts` equal parts of the time that is left.
+  Deadline first_of(int parts) const {
+    return Deadline(std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now()) / parts,
+                    keep_waiting_);
+  }
+
   // Calls keep_waiting. Returns kInterrupted if that returns false, and kTimeout after the deadline.
   Status check() const {
     if (keep_waiting_ && !keep_waiting_()) return {ErrorCode::kInterrupted, "remote: connecting was interrupted"};

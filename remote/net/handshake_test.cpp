@@ -2,6 +2,7 @@
 #include "remote/net/handshake.h"
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <openssl/ssl.h>
 #include <sys/stat.h>
 
@@ -548,6 +549,61 @@ TEST(Dial, NobodyThereIsRefused) {
   const Status status = dial_to("tcp://" + address.text());
   EXPECT_EQ(status.code(), ErrorCode::kLost);
   EXPECT_TRUE(says(status, "torch-remote-worker --listen tcp://" + address.text())) << status.message();
+}
+
+// A listener whose queue of connections is full: the kernel drops the packets of further connections.
+class SilentListener {
+ public:
+  SilentListener() {
+    address_.sin_family = AF_INET;
+    address_.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    listener_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    socklen_t size = sizeof(address_);
+    EXPECT_EQ(bind(listener_, reinterpret_cast<sockaddr*>(&address_), size), 0);
+    EXPECT_EQ(listen(listener_, 0), 0);
+    EXPECT_EQ(getsockname(listener_, reinterpret_cast<sockaddr*>(&address_), &size), 0);
+    for (int& waiting : waiting_) {  // the first one fills the queue
+      const int flags = &waiting == waiting_ ? SOCK_CLOEXEC : SOCK_CLOEXEC | SOCK_NONBLOCK;
+      waiting = socket(AF_INET, SOCK_STREAM | flags, 0);
+      (void)connect(waiting, address(), size);
+    }
+  }
+  ~SilentListener() {
+    for (const int waiting : waiting_) close(waiting);
+    close(listener_);
+  }
+  sockaddr* address() { return reinterpret_cast<sockaddr*>(&address_); }
+
+ private:
+  sockaddr_in address_{};
+  int listener_ = -1;
+  int waiting_[4];
+};
+
+TEST(Dial, AnAddressThatDropsPacketsLeavesTimeForTheNext) {
+  SilentListener silent;
+  Address accepting{"127.0.0.1", 0};
+  int listener = -1, connected = -1, error = -1;
+  bool loopback = false;
+  ASSERT_TRUE(listen_tcp(&accepting, &listener, &loopback).ok());
+  sockaddr_in its{};
+  its.sin_family = AF_INET;
+  its.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  its.sin_port = htons(accepting.port);
+  addrinfo last{}, first{};
+  last.ai_family = first.ai_family = AF_INET;
+  last.ai_addrlen = first.ai_addrlen = sizeof(its);
+  last.ai_addr = reinterpret_cast<sockaddr*>(&its);
+  first.ai_addr = silent.address();
+  EXPECT_EQ(connect_first(&first, Deadline(20ms), &connected, &error).code(), ErrorCode::kTimeout);
+  first.ai_next = &last;
+  const Status status = connect_first(&first, Deadline(1s), &connected, &error);
+  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(error, 0);
+  close(connected);
+  close(listener);
+  EXPECT_TRUE(connect_first(&first, Deadline(100ms), &connected, &error).ok());  // nobody listens at the last one
+  EXPECT_EQ(error, ECONNREFUSED);
 }
 
 TEST(Dial, ANameThatIsNoneIsSaid) {

@@ -1,7 +1,6 @@
 #include "remote/net/tcp.h"
 
 #include <arpa/inet.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
@@ -130,18 +129,16 @@ Status connect_tcp(const Address& address, const Deadline& deadline, int* socket
   Addresses found;
   if (Status status = resolve(address, deadline, &found); !status) return status;
   int error = 0;
-  for (const addrinfo* to = found.get(); to != nullptr; to = to->ai_next) {
-    Status status = connect_one(*to, deadline, socket, &error);
-    if (status.code() == ErrorCode::kTimeout) {
-      return {ErrorCode::kTimeout, "remote: the machine at " + address.text() +
-                                       " does not answer; check the address, that the machine runs, and that no "
-                                       "firewall drops what is sent to that port"};
-    }
-    if (!status.ok()) return status;
-    if (error == 0) {
-      set_up_tcp(*socket);
-      return {};
-    }
+  const Status status = connect_first(found.get(), deadline, socket, &error);
+  if (status.code() == ErrorCode::kTimeout) {
+    return {ErrorCode::kTimeout, "remote: the machine at " + address.text() +
+                                     " does not answer; check the address, that the machine runs, and that no "
+                                     "firewall drops what is sent to that port"};
+  }
+  if (!status.ok()) return status;
+  if (error == 0) {
+    set_up_tcp(*socket);
+    return {};
   }
   std::string text = "remote: no worker at " + address.text() + ": " + std::strerror(error);
   if (error == ECONNREFUSED) {
@@ -151,6 +148,17 @@ Status connect_tcp(const Address& address, const Deadline& deadline, int* socket
     text += "; check the address and the network";
   }
   return {ErrorCode::kLost, text};
+}
+
+Status connect_first(const addrinfo* addresses, const Deadline& deadline, int* socket, int* error) {
+  int left = 0;
+  for (const addrinfo* to = addresses; to != nullptr; to = to->ai_next) ++left;
+  Status status;
+  for (const addrinfo* to = addresses; to != nullptr; to = to->ai_next, --left) {
+    status = connect_one(*to, deadline.first_of(left), socket, error);
+    if (status.ok() ? *error == 0 : status.code() != ErrorCode::kTimeout) return status;
+  }
+  return status;
 }
 
 Status listen_tcp(Address* address, int* socket, bool* loopback) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <netdb.h>
+
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -21,10 +23,16 @@ struct Address {
 // message.
 Status parse_address(std::string_view text, std::string_view url, Address* address);
 
-// Makes a connected non-blocking socket, set up for frames, which the caller owns. Tries the addresses of the host one
-// after the other, until one accepts. Errors name the fix. kUnsupported: the host name cannot be resolved. kLost: no
-// address accepts. kTimeout: the deadline passed, perhaps before all addresses were tried. kInterrupted: see Deadline.
+// Makes a connected non-blocking socket, set up for frames, which the caller owns. Tries the addresses of the host as
+// connect_first() does. Errors name the fix. kUnsupported: the host name cannot be resolved. kLost: no address accepts.
+// kTimeout: the name server or the last address does not answer in time. kInterrupted: see Deadline.
 Status connect_tcp(const Address& address, const Deadline& deadline, int* socket);
+
+// Tries the addresses of the list one after the other, until one accepts. Each of them gets an equal share of the time
+// that is left then, so an address that drops packets (often of IPv6) does not keep us from the next one. If none
+// accepts, returns the status of the last one: kTimeout, or ok with *error set to an errno. Otherwise sets *error to 0,
+// and *socket to a non-blocking socket, which the caller owns.
+Status connect_first(const addrinfo* addresses, const Deadline& deadline, int* socket, int* error);
 
 // Makes a non-blocking listening socket on the host's first address; the caller owns the socket. With port 0 the kernel
 // chooses one, which is stored in the address. *loopback says whether it is a loopback address, which only this machine

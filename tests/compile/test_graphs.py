@@ -75,6 +75,26 @@ def test_wrong_inputs(tensors, arguments, message):
         trace.graph.run(*arguments(*tensors))
 
 
+def test_inputs_on_several_devices(script):
+    script(
+        """
+    import torch, torch_remote
+    x, w = torch.ones(2, 2, device="remote:0"), torch.ones(2, 2, device="remote:0")
+    with torch.remote.trace() as trace:
+        y = x @ w
+    assert torch.equal(trace.graph.run(x, w)[0], y)
+    try:
+        trace.graph.run(x, w.to("remote:1"))
+    except RuntimeError as error:
+        assert "same device" in str(error) and "input 1 of the graph is on remote:1" in str(error), error
+        assert ".to(" in str(error), error
+    else:
+        raise AssertionError
+    """,
+        TORCH_REMOTE_WORKER="local,local",
+    )
+
+
 def test_bad_text_names_line_and_column():
     with pytest.raises(ValueError, match=r"^2:7: "):
         torch.remote.from_text("graph(a) {\n  b0: inputt\n}")

@@ -101,7 +101,11 @@ NUMBERS = {
     "randint": lambda d: torch.randint(5, 1, (2,), device=d),
     "randperm": lambda d: torch.randperm(70000, dtype=torch.float16, device=d),
     "bernoulli_": lambda d: floats(d, 2).bernoulli_(2.0),
+    "bernoulli_, sizes": lambda d: floats(d, 2).bernoulli_(floats(d, 3)),
+    "bernoulli_, dims": lambda d: floats(d, 2).bernoulli_(floats(d, 2, 2)),
+    "bernoulli_, overlap": lambda d: (lambda x: x[1:].bernoulli_(x[:-1]))(floats(d, 3)),
     "bernoulli": lambda d: torch.bernoulli(floats(d, 2), 2.0),
+    "bernoulli, sizes": lambda d: torch.ops.aten.bernoulli.Tensor(floats(d, 2), floats(d, 3)),
     "exponential_": lambda d: floats(d, 2).exponential_(-1.0),
     "exponential_, integers": lambda d: longs(d, 2).exponential_(),
     "cauchy_": lambda d: floats(d, 2).cauchy_(0, 0),
@@ -123,6 +127,8 @@ NUMBERS = {
     "svd": lambda d: torch.linalg.svd(floats(d, 2, 3), driver="gesvd"),
     "flip": lambda d: floats(d, 3).flip(0, 0),
     "foreach": lambda d: torch._foreach_add([floats(d, 2)], []),
+    "foreach_copy_, sizes": lambda d: torch._foreach_copy_([floats(d, 2), floats(d, 3)], [floats(d, 2), floats(d, 2)]),
+    "foreach_copy_, dims": lambda d: torch._foreach_copy_([floats(d, 2)], [floats(d, 2, 2)]),
 }
 
 LAYERS = {

@@ -281,6 +281,27 @@ assert names == ({["mylib::scale", "mylib::shift_"] if setting == "warn" else []
     )
 
 
+def test_each_worker_is_asked_once_for_a_custom_op(script):
+    script(
+        CUSTOM_OP
+        + """
+def asked(x):
+    before = torch.remote.stats()["round_trips"]
+    try:
+        scale(x, 2.0)
+    except NotImplementedError:
+        return torch.remote.stats()["round_trips"] - before
+
+y = torch.ones(2, device="remote:1")
+assert [asked(x), asked(x), asked(y), asked(y)] == [1, 0, 1, 0]
+torch.remote.restart(1)
+y = torch.ones(2, device="remote:1")
+assert [asked(x), asked(y), asked(y)] == [0, 1, 0]
+""",
+        TORCH_REMOTE_WORKER="local,local",
+    )
+
+
 def test_wrong_fallback_setting(script):
     """Set after the first use. (test_environment.py tests it before the first use.)"""
     script(

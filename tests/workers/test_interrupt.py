@@ -150,6 +150,24 @@ def test_cancel_without_work_does_nothing(remote):
     assert y.tolist() == [2] * 4
 
 
+def test_cancel_before_the_first_worker_drops_what_is_recorded(script, remote):
+    script("""
+    import torch, torch_remote
+    x = torch.ones(4, device="remote")
+    y = x + 1
+    torch.remote.cancel()
+    assert not torch_remote._C.is_connected(0)
+    for tensor in (x, y):
+        try:
+            tensor.sum().item()
+            raise SystemExit("the dropped result was there")
+        except RuntimeError as error:
+            assert "torch.remote.cancel() dropped" in str(error), error
+    y.fill_(2)
+    assert (y + 1).tolist() == [3] * 4
+    """)
+
+
 def test_cancel_drops_what_is_recorded(remote):
     x, big = torch.ones(4, device=remote), torch.randn(1000, 1000, device=remote)
     assert x.sum().item() == 4
