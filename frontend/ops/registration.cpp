@@ -180,6 +180,19 @@ c10::DeviceIndex device_of_call(c10::ArrayRef<c10::IValue> args) {
   return current_device();
 }
 
+bool ask_worker(const OpEntry& entry, c10::DeviceIndex device) {
+  const auto session = [device] {
+    const remote::Client* worker = existing_client(device);
+    return worker == nullptr ? 0 : worker->connection().session();
+  };
+  if (const uint64_t current = session(); current != 0 && entry.found_in.load(std::memory_order_relaxed) == current) {
+    return true;
+  }
+  if (!worker_has(entry.handle, device)) return false;
+  entry.found_in.store(session(), std::memory_order_relaxed);
+  return true;
+}
+
 // Handles ops that are registered later: custom ops without a kernel for this device.
 void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* stack) {
   const OpEntry* entry = entry_of(handle);
@@ -189,7 +202,7 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* sta
                          in_table ? "has other arguments in this version of torch than torch_remote knows"
                                   : "has an argument or result of a type that cannot be recorded");
   }
-  if (!worker_has(handle, device_of_call(torch::jit::last(*stack, entry->arg_count)))) {
+  if (!ask_worker(*entry, device_of_call(torch::jit::last(*stack, entry->arg_count)))) {
     return run_on_client(handle, stack, "is registered in this process, but not in the worker's");
   }
   record_call(*entry, *stack);

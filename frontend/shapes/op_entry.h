@@ -75,6 +75,9 @@ struct OpEntry {
   mutable std::mutex memo_mutex;
   mutable std::unordered_map<std::string, Inferred> memo;
   mutable std::atomic<uint64_t> meta_calls{0};  // calls that reached the dispatcher's Meta key
+
+  // For a custom op: the session of the worker that was last found to have it; 0: none.
+  mutable std::atomic<uint64_t> found_in{0};
 };
 
 }  // namespace torch_remote::frontend

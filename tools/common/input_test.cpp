@@ -77,14 +77,14 @@ TEST(Input, AProgramOfAnotherVersionIsNamed) {
   ASSERT_TRUE(load_graph(input_of(kText), {}, &graph).ok());
   const std::vector<uint8_t> program = ir::encode_program(graph);
   Input input{"net.bin", Format::kProgram, {program.begin(), program.end()}, false};
-  // The version is the first field: a 32-bit 6.
-  const size_t at = input.bytes.find(std::string("\6\0\0\0", 4), 8);
+  // The version is the first field: a 32-bit 7.
+  const size_t at = input.bytes.find(std::string("\7\0\0\0", 4), 8);
   size_t refused = 0;
-  for (size_t i = at; i != std::string::npos; i = input.bytes.find(std::string("\6\0\0\0", 4), i + 1)) {
+  for (size_t i = at; i != std::string::npos; i = input.bytes.find(std::string("\7\0\0\0", 4), i + 1)) {
     Input changed = input;
-    changed.bytes[i] = 7;
+    changed.bytes[i] = 8;
     const Status status = load_graph(changed, {}, &graph);
-    if (status.message().find("format version 7") != std::string::npos) ++refused;
+    if (status.message().find("format version 8") != std::string::npos) ++refused;
     EXPECT_TRUE(status.ok() || status.message().starts_with("net.bin: ")) << status.message();
   }
   EXPECT_EQ(refused, 1u);
