@@ -408,17 +408,6 @@ void logit(const OpEntry& op, const IValue* args) {
 // flip(self, dims)
 void flip(const OpEntry&, const IValue* args) { at::dim_list_to_bitset(int_list(args[1]), tensor_at(args, 0).dim()); }
 
-// _foreach_copy(self, src): each source must broadcast to its tensor. Lists of different lengths are refused later.
-void foreach_copy(const OpEntry&, const IValue* args) {
-  const auto written = args[0].toListRef(), read = args[1].toListRef();
-  for (size_t i = 0; i < std::min(written.size(), read.size()); ++i) {
-    const c10::IntArrayRef self = written[i].toTensor().sizes(), source = read[i].toTensor().sizes();
-    const c10::DimVector sizes = at::infer_size_dimvector(self, source);
-    TORCH_CHECK(self.equals(sizes), "output with shape ", self, " doesn't match the broadcast shape ",
-                c10::IntArrayRef(sizes));
-  }
-}
-
 void trace(const OpEntry&, const IValue* args) {
   TORCH_CHECK(tensor_at(args, 0).dim() == 2, "trace: expected a matrix, but got tensor with dim ",
               tensor_at(args, 0).dim());
@@ -483,6 +472,18 @@ void foreach (const OpEntry& op, const IValue* args) {
     } else {
       TORCH_CHECK(length == count, "Tensor list must have same number of elements as scalar list.");
     }
+  }
+}
+
+// _foreach_copy(self, src): each source must broadcast to its tensor.
+void foreach_copy(const OpEntry& op, const IValue* args) {
+  foreach (op, args);
+  const auto written = args[0].toListRef(), read = args[1].toListRef();
+  for (size_t i = 0; i < written.size(); ++i) {
+    const c10::IntArrayRef self = written[i].toTensor().sizes(), source = read[i].toTensor().sizes();
+    const c10::DimVector sizes = at::infer_size_dimvector(self, source);
+    TORCH_CHECK(self.equals(sizes), "output with shape ", self, " doesn't match the broadcast shape ",
+                c10::IntArrayRef(sizes));
   }
 }
 

@@ -283,6 +283,9 @@ def test_call_checks_are_of_known_ops(tmp_path):
     assert '{"put", CheckWhen::kAlways, checks::put},' in header  # covers put_, too
     assert header.count("void cumulative(") == 1
     assert header.count("checks::foreach}") > 40
+    assert (
+        '{"_foreach_copy", CheckWhen::kAlways, checks::foreach_copy},' in header
+    )  # not `foreach`, whose name is "_foreach_*"
     rows = [line.split('"')[1] for line in header.splitlines() if line.startswith('    {"')]
     assert rows == sorted(rows) and len(set(rows)) == len(rows)
     assert "no op of native_functions.yaml is called 'mmm'" in wrong('mm = ["mmm"]')

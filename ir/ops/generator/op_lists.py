@@ -104,11 +104,15 @@ def call_checks(path: Path, overloads: dict[str, Overload]) -> str:
     bases = {re.sub(r"(?<=[^_])_$", "", name.partition(".")[0]) for name in overloads}
     rows: dict[str, str] = {}
     functions = set()
-    for when, checks in _table(path, {"always", "without_shape_function"}).items():
+    table = _table(path, {"always", "without_shape_function"})
+    named = {name for checks in table.values() for names in checks.values() for name in names}
+    for when, checks in table.items():
         for function, names in checks.items():
             functions.add(function)
             for name in names:
-                found = {b for b in bases if b.startswith(name[:-1])} if name.endswith("*") else {name} & bases
+                found = {name} & bases
+                if name.endswith("*"):
+                    found = {base for base in bases - named if base.startswith(name[:-1])}
                 if not found:
                     raise TableError(f"{where}: {function}: no op of native_functions.yaml is called {name!r}")
                 if twice := sorted(found & set(rows)):
