@@ -213,8 +213,13 @@ std::vector<std::unique_ptr<GraphObject>> take_traced(int device) {
   std::vector<TracedRun> runs;
   {
     py::gil_scoped_release release;
-    Recorder& recorder = Recorder::get(static_cast<c10::DeviceIndex>(device));
-    recorder.flush("trace");
+    Recorder& recorder = Recorder::get(checked_device(device));
+    try {
+      recorder.flush("trace");
+    } catch (...) {
+      (void)recorder.capture().stop();
+      throw;
+    }
     runs = recorder.capture().stop();
   }
   std::vector<std::unique_ptr<GraphObject>> graphs;
@@ -247,7 +252,7 @@ void bind_graphs(py::module& module) {
   module.def("start_tracing", wrap_pybind_function([](int device) {
                check_not_forked();
                py::gil_scoped_release release;
-               Recorder& recorder = Recorder::get(static_cast<c10::DeviceIndex>(device));
+               Recorder& recorder = Recorder::get(checked_device(device));
                recorder.flush("trace");
                recorder.capture().start();
              }));

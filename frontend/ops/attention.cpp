@@ -42,7 +42,7 @@ bool is_empty(const Tensor& tensor) { return TORCH_GUARD_OR_FALSE(tensor.sym_num
 
 bool takes_mask(const std::optional<Tensor>& mask, const Tensor& query, const Tensor& key) {
   if (!mask.has_value() || !mask->defined()) return true;
-  if (mask->requires_grad() || !is_remote(*mask)) return false;
+  if (mask->requires_grad() || mask->device() != query.device()) return false;
   if (mask->scalar_type() != c10::kBool && mask->scalar_type() != query.scalar_type()) return false;
   if (mask->dim() != 2 && mask->dim() != 4) return false;
   return spans(mask->sym_size(-2), query.sym_size(-2)) && spans(mask->sym_size(-1), key.sym_size(-2)) &&

@@ -287,8 +287,8 @@ bool is_supported(const RecurrentLayers& net) {
   if (net.hidden.size() != (net.mode == RnnMode::kLstm ? 2 : 1)) return false;
   const auto type = net.input.scalar_type();
   const auto fits = [&](const Tensor& t) {
-    return t.defined() && is_remote(t) && t.scalar_type() == type && !t.unsafeGetTensorImpl()->is_python_dispatch() &&
-           !is_transformed(t);
+    return t.defined() && is_remote(t) && t.device() == net.input.device() && t.scalar_type() == type &&
+           !t.unsafeGetTensorImpl()->is_python_dispatch() && !is_transformed(t);
   };
   if (!c10::isFloatingType(type) || !fits(net.input)) return false;
   const Tensor& hx = net.hidden[0];

@@ -178,11 +178,12 @@ Status TraceSender::run(ThreadState& own, RunnableGraph& graph, std::span<const 
   if (worker == nullptr) return worker_ended();
   const uint64_t started = remote::monotonic_ns();
   RunnableGraph::Loaded& loaded = graph.loaded[own.determinism != 0 ? 1 : 0];
-  if (!loaded.program || loaded.session != traces_.session()) {
+  const uint64_t session = worker->connection().session();
+  if (!loaded.program || loaded.session != session) {
     remote::ProgramOptions options = graph.options;
     options.deterministic = own.determinism != 0;
     if (status = worker->load(graph.graph, graph.sources, params, options, &loaded.program); !status) return status;
-    loaded.session = traces_.session();
+    loaded.session = session;
   }
   if (capture_.is_on_locked()) {
     TracedRun traced;

@@ -30,7 +30,7 @@ struct RunnableGraph {
   // Guarded by the lock of the device's traces.
   struct Loaded {
     remote::ProgramPtr program;
-    uint32_t session = 0;
+    uint64_t session = 0;  // the worker's
   };
   std::array<Loaded, 2> loaded;  // [1]: for deterministic runs
   std::vector<uint64_t> inputs;  // reused, to keep its capacity

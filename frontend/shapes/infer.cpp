@@ -3,6 +3,7 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/native/TypeProperties.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/DefaultDtype.h>
 #include <c10/core/StorageImpl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
@@ -341,7 +342,7 @@ Tier infer(const OpEntry& op, const IValue* args, Inferred& out) {
     take_results(op, args, stack, out);
     return Tier::kStructured;
   }
-  std::string key;
+  std::string key(1, static_cast<char>(c10::get_default_dtype_as_scalartype()));  // results of integers may have it
   bool memorable = true;
   for (size_t i = 0; i < op.arg_count && memorable; ++i) memorable = append_value(key, args[i]);
   if (memorable) {

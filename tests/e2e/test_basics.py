@@ -320,3 +320,16 @@ def test_lists_have_the_strides_of_ops_on_their_tensors(remote):
             for i, call in enumerate(calls):
                 expected = call(x)[0].stride()
                 assert call(x.to("remote"))[0].stride() == expected, (sizes, order, i)
+
+
+def test_results_of_integers_follow_the_default_dtype(remote):
+    x = torch.arange(1, 4)
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        torch.set_default_dtype(dtype)
+        try:
+            for call in (torch.angle, torch.special.logit, torch.sqrt, torch.true_divide):
+                arguments = (x, x) if call is torch.true_divide else (x,)
+                result = call(*(argument.to("remote") for argument in arguments))
+                assert result.dtype == call(*arguments).dtype == dtype, call
+        finally:
+            torch.set_default_dtype(torch.float32)

@@ -219,6 +219,7 @@ def test_wrong_calls_raise_as_on_cpu(device, group, name):
     with pytest.raises(type(expected.value)) as got:
         call(device)
     text = str(got.value).replace("torch.remote.", "torch.").partition(" [aten::")[0]
+    text = text.replace("remoteFloatType", "torch.FloatTensor")  # torch's name of the tensor's type
     assert text.split() == str(expected.value).split()
 
 

@@ -197,6 +197,45 @@ assert torch.remote.stats()["flushes"] == torch.remote.stats()["round_trips"] ==
 """
 
 
+MIXED = """
+import torch, torch_remote
+import torch.nn.functional as F
+
+lstm = torch.nn.LSTM(4, 8).to("remote:1")
+here, there = torch.randn(5, 2, 4, device="remote:0"), torch.randn(5, 2, 4, device="remote:1")
+q, mask = torch.randn(1, 2, 3, 4, device="remote:0"), torch.zeros(3, 3, device="remote:1")
+for call in (
+    lambda: lstm(here), lambda: lstm(there, (torch.zeros(1, 2, 8, device="remote:0"),) * 2),
+    lambda: F.scaled_dot_product_attention(q, q, q, attn_mask=mask),
+):
+    try:
+        call()
+    except RuntimeError as error:
+        assert "same device" in str(error), error
+    else:
+        raise AssertionError("tensors of two devices were accepted")
+
+# Both workers number their programs from 1.
+x = torch.ones(4, device="remote:0")
+x.tolist()
+with torch.remote.trace() as trace:
+    y = x * 2.0
+    y.tolist()
+for i in range(4):
+    assert (torch.ones(3 + i, device="remote:1").reshape(1, -1).repeat(1 + i, 1) / 10).sum().item() > 0
+for device in ("remote:0", "remote:1", "remote:0"):
+    (result,) = trace.graph.run(torch.ones(4, device=device))
+    assert result.tolist() == [2.0] * 4, (device, result)
+
+for index in (2, 40, -3):
+    try:
+        torch.remote.trace(index).__enter__()
+    except RuntimeError:
+        continue
+    raise AssertionError(index)
+"""
+
+
 @pytest.mark.parametrize("workers", ["local,local", "inproc,inproc"])
 def test_storages_stay_on_their_device(script, workers):
     script(STORAGES, TORCH_REMOTE_WORKER=workers)
@@ -208,6 +247,10 @@ def test_calls_that_name_no_number_go_to_the_current_device(script):
 
 def test_the_current_device_memory_and_counters_of_two(script):
     script(CURRENT, TORCH_REMOTE_WORKER="local,local")
+
+
+def test_tensors_and_programs_of_two_devices_are_not_mixed(script):
+    script(MIXED, TORCH_REMOTE_WORKER="local,local")
 
 
 @pytest.mark.parametrize("workers", ["local,local", "local,inproc"])
