@@ -191,6 +191,26 @@ def test_bags_of_embeddings(remote, mode, last):
     torch.testing.assert_close(there.grad.cpu(), here.grad)
 
 
+def test_ops_that_read_an_operand_twice(remote):
+    """Their results are not made in the operand's memory, although nothing needs the operand afterwards."""
+
+    def gradients(device, compiled):
+        x, w = (t.to(device).requires_grad_() for t in operands)
+        compiled(x, w).square().sum().backward()
+        return x.grad.cpu(), w.grad.cpu()
+
+    def gate(x, w):
+        return F.glu(x * w)
+
+    operands = torch.randn(6, 8), torch.randn(6, 8)
+    compiled = torch.compile(gate, backend="remote", fullgraph=True)
+    for _ in range(2):
+        torch.testing.assert_close(gradients(remote, compiled), gradients("cpu", gate))
+    parts = torch.compile(lambda x: torch.frexp(x * 2), backend="remote", fullgraph=True)
+    for got, expected in zip(parts(operands[0].to(remote)), torch.frexp(operands[0] * 2), strict=True):
+        torch.testing.assert_close(got.cpu(), expected)
+
+
 def test_a_module_partly_on_cpu(remote):
     class Net(nn.Module):
         def __init__(self):
