@@ -18,6 +18,7 @@ Status outcome_of(Device& device, const ir::Graph& graph, const RunCase& run, st
   if (Status status = device.load(std::make_shared<const ir::Graph>(graph), &loaded); !status) return status;
   Inputs inputs;
   if (Status status = upload(device, run.inputs, &inputs); !status) return status;
+  device.set_math_modes(run.math_modes);
   Status status = execute(device, loaded, run.params, inputs, views, outcome);
   free(device, inputs);
   return status;
