@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shutil
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -279,15 +280,26 @@ def logs(
     ended = name is not None and "/" not in name and log_file(name).exists()
     file = log_file(name) if name is not None and ended else Path(_find(name)["log"])
     entry = state.read("workers", file.stem)
-    with file.open(errors="replace") as text:
-        for line in text.readlines()[-lines:] if lines else []:
-            print(line, end="")
-        text.seek(0, os.SEEK_END)
+    with contextlib.ExitStack() as stack:
+        text = stack.enter_context(file.open(errors="replace"))
+        before = text.readlines()
+        print("".join(before[-lines:] if lines else []), end="", flush=True)
         while follow:
-            line = text.readline()
-            if line:
-                print(line, end="", flush=True)
-            elif entry is None or not state.is_alive(entry):
+            # Looks first and reads then, so that no line is lost.
+            runs = entry is not None and state.is_alive(entry)
+            replaced = _is_replaced(file, text)
+            print(text.read(), end="", flush=True)
+            if replaced:
+                text = stack.enter_context(file.open(errors="replace"))
+            elif not runs:
                 return
             else:
                 time.sleep(0.1)
+
+
+def _is_replaced(file: Path, opened: TextIO) -> bool:
+    """Whether a new log began since the file was opened (service._Log)."""
+    try:
+        return not os.path.samestat(file.stat(), os.fstat(opened.fileno()))
+    except FileNotFoundError:  # it begins now
+        return False

@@ -95,6 +95,24 @@ def test_inputs_on_several_devices(script):
     )
 
 
+def test_a_device_without_an_index_is_the_current_one(script):
+    script(
+        """
+    import torch, torch_remote
+    with torch.remote.device(1), torch.remote.trace("remote") as trace:
+        y = torch.ones(2, device="remote").neg()
+    assert y.device.index == 1 and trace.graph.ops["aten::neg"] == 1, str(trace)
+    try:
+        torch.remote.trace("cpu")
+    except ValueError as error:
+        assert "Expected a remote device, but got: cpu" in str(error), error
+    else:
+        raise AssertionError
+    """,
+        TORCH_REMOTE_WORKER="local,local",
+    )
+
+
 def test_bad_text_names_line_and_column():
     with pytest.raises(ValueError, match=r"^2:7: "):
         torch.remote.from_text("graph(a) {\n  b0: inputt\n}")

@@ -1,5 +1,6 @@
 """The torch-remote command: workers, scripts on machines, metrics, and output for people and for programs."""
 
+import io
 import json
 import os
 import re
@@ -18,7 +19,7 @@ import torch
 from command_client import client, ok
 from python_processes import Python, run_python
 
-from torch_remote_cli import metrics, state, status_file
+from torch_remote_cli import metrics, service, state, status_file
 from torch_remote_cli.exit_status import describe
 
 
@@ -411,6 +412,53 @@ def test_the_health_check_says_what_is_wrong():
         endpoint.close()
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError):
         metrics.Endpoint("127.0.0.1", taken.getsockname()[1], lambda: "", lambda: None)
+
+
+def test_metrics_over_ipv6():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+    endpoint = metrics.Endpoint("::1", 0, lambda: "", lambda: None)
+    try:
+        assert endpoint.url.startswith("http://[::1]:") and get(endpoint.url + "/healthz")[0] == 200
+    finally:
+        endpoint.close()
+
+
+def test_a_log_without_a_reader_of_stderr(monkeypatch, tmp_path):
+    """The thread that reads the worker's log goes on; otherwise the worker would wait for it."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+    class Closed(io.TextIOBase):
+        def write(self, text):
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    log = service._Log(service.Options("w", "unix://w.sock"))
+    log.write("info", "first")
+    log.write("info", "second")
+    log.close()
+    log.write("info", "third")
+    assert [line.split()[-1] for line in service.log_file("w").read_text().splitlines()] == ["first", "second"]
+
+
+def test_logs_follow_a_new_log(environment, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", environment["XDG_RUNTIME_DIR"])
+    file = service.log_file("w")
+    file.write_text("first\n")
+    runs = subprocess.Popen(["sleep", "120"])
+    logs = [sys.executable, "-m", "torch_remote_cli", "worker", "logs", "w", "--follow"]
+    try:
+        state.write("workers", "w", {"process": runs.pid, "process_began": state.process_began(runs.pid)})
+        follower = subprocess.Popen(logs, env=environment, stdout=subprocess.PIPE, text=True)
+        assert follower.stdout.readline() == "first\n"
+        file.replace(file.with_suffix(".log.1"))
+        file.write_text("second\n")
+    finally:
+        runs.kill()
+        runs.wait()
+    assert follower.communicate(timeout=60)[0] == "second\n"
 
 
 def test_functions_of_a_worker_that_serves(command, environment):
