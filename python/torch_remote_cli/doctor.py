@@ -35,6 +35,12 @@ def _installation() -> Check:
         return failed(
             "installation", f"{binary}: {error.strerror}", f"chmod +x {binary}, or install torch_remote again"
         )
+    except subprocess.TimeoutExpired as error:
+        return failed(
+            "installation",
+            f"{binary} --version did not end within {error.timeout:g} s",
+            "run it by hand; a machine without free memory, or a file system that does not answer, may be the cause",
+        )
     if said.returncode != 0:
         missing = re.search(r"(\S+\.so[.\d]*): cannot open", said.stderr)
         fix = f"install the library {missing[1]}" if missing else "pip install --force-reinstall torch-remote"

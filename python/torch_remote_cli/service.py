@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.metadata
 import importlib.util
@@ -105,16 +106,19 @@ class _Log:
         else:
             line = f"{now} {level} [{process}] {message}"
         with self._lock:
-            if self._file.tell() > _MOST_LOG:
-                self._file.close()
-                self._path.replace(self._path.with_suffix(".log.1"))
-                self._file = self._open()
-            self._file.write(line + "\n")
+            # After an error, such as a full disk, the worker's output must still be read: otherwise its writes wait.
+            with contextlib.suppress(OSError):
+                if self._file.tell() > _MOST_LOG:
+                    self._path.replace(self._path.with_suffix(".log.1"))
+                    before, self._file = self._file, self._open()
+                    before.close()
+                self._file.write(line + "\n")
             if not self._options.quiet:
-                print(line, file=sys.stderr, flush=True)
+                with contextlib.suppress(OSError):
+                    print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        with self._lock:
+        with self._lock, contextlib.suppress(OSError):
             self._file.close()
 
 

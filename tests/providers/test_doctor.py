@@ -2,6 +2,7 @@
 
 import json
 import socket
+import subprocess
 import threading
 
 import pytest
@@ -24,6 +25,15 @@ def test_doctor(command):
     assert "-> " in output and "torch-remote-worker --listen" in output
     status, output, _ = command("doctor", "--quick", TORCH_REMOTE_TOKEN_FILE="/nowhere", TORCH_REMOTE_TOKEN="hush hush")
     assert status == 1 and "correct TORCH_REMOTE_TOKEN_FILE" in output and "hush" not in output
+
+
+def test_a_worker_that_does_not_answer_is_a_failure(monkeypatch):
+    def run(*arguments, timeout, **options):
+        raise subprocess.TimeoutExpired("worker", timeout)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    check = doctor._installation()
+    assert check["state"] == "failed" and "--version did not end within 20 s" in check["found"]
 
 
 def test_versions_of_torch_are_compared_as_numbers(monkeypatch, tmp_path):
