@@ -121,17 +121,27 @@ void restart_device(int device) {
 }
 
 py::object worker_info(int device) {
-  const remote::Client* worker = existing_client(checked_device(device));
-  if (worker == nullptr) return py::none();
-  const remote::ConnectionStatus& connection = worker->connection();
+  const c10::DeviceIndex index = checked_device(device);
   py::dict info;
-  info["session"] = connection.session();
-  info["description"] = connection.description();
-  info["last_acknowledged"] = connection.last_acknowledged();
-  info["last_sent"] = connection.last_sent();
-  info["lost"] = connection.health().message();
-  info["process"] = worker_process(static_cast<c10::DeviceIndex>(device));
+  const bool found = look_at_client(index, [&info](const remote::Client& worker) {
+    const remote::ConnectionStatus& connection = worker.connection();
+    info["session"] = connection.session();
+    info["description"] = connection.description();
+    info["last_acknowledged"] = connection.last_acknowledged();
+    info["last_sent"] = connection.last_sent();
+    info["lost"] = connection.health().message();
+  });
+  if (!found) return py::none();
+  info["process"] = worker_process(index);
   return info;
+}
+
+bool is_busy(int device) {
+  const c10::DeviceIndex index = checked_device(device);
+  py::gil_scoped_release release;
+  bool busy = false;
+  look_at_client(index, [&busy](const remote::Client& worker) { busy = worker.connection().is_busy(); });
+  return busy;
 }
 
 // Name, allowed values and meaning of each variable (remote/wire/environment.h).
@@ -369,6 +379,7 @@ PYBIND11_MODULE(_C, module) {
              wrap_pybind_function([](int device) { return f::existing_client(f::checked_device(device)) != nullptr; }));
   module.def("environment_variables", f::environment_variables);
   module.def("worker_info", wrap_pybind_function(f::worker_info));
+  module.def("is_busy", wrap_pybind_function(f::is_busy));
   module.def("machine", wrap_pybind_function(f::machine));
   module.def("call_function", wrap_pybind_function(f::send_function_call));
   module.def("wait_function", wrap_pybind_function(f::wait_function));

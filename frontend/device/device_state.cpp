@@ -288,6 +288,14 @@ void reset_counters(c10::DeviceIndex device) {
   if (remote::Client* client = existing_client(device)) client->connection().reset_counters();
 }
 
+bool look_at_client(c10::DeviceIndex device, const std::function<void(const remote::Client&)>& look) {
+  if (existing_client(device) == nullptr) return false;  // in a forked child, too, where the lock may be held forever
+  std::lock_guard lock(state().ended_mutex);
+  const remote::Client* client = existing_client(device);
+  if (client != nullptr) look(*client);
+  return client != nullptr;
+}
+
 double memory_fraction(c10::DeviceIndex device) { return state().memory_fraction[device]; }
 
 void set_memory_fraction(c10::DeviceIndex device, double fraction) {

@@ -2,6 +2,7 @@
 
 #include <c10/core/Device.h>
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -40,6 +41,9 @@ bool runs_on_cpu(c10::DeviceIndex device) noexcept;
 // current worker.
 remote::Counters counters(c10::DeviceIndex device);
 void reset_counters(c10::DeviceIndex device);
+// Calls `look` with the device's client, which another thread's restart() does not end meanwhile. Returns false if
+// there is none. `look` must not wait for the worker.
+bool look_at_client(c10::DeviceIndex device, const std::function<void(const remote::Client&)>& look);
 
 // The fraction of its memory, in [0, 1], that the device's worker may use. It also applies to workers that start later.
 // Setting it starts the worker if there is none, waits for its reply, and raises on failure.

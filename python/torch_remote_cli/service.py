@@ -110,9 +110,9 @@ class _Log:
         with self._lock:
             with contextlib.suppress(OSError, ValueError):
                 if self._file.tell() > _MOST_LOG:
-                    self._file.close()
                     self._path.replace(self._path.with_suffix(".log.1"))
-                    self._file = self._open()
+                    before, self._file = self._file, self._open()
+                    before.close()
                 self._file.write(line + "\n")
             if not self._options.quiet:
                 with contextlib.suppress(OSError, ValueError):

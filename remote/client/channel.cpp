@@ -66,6 +66,7 @@ Status Channel::connect(const KeepWaiting& keep_waiting) {
                            std::to_string(frame.header.type) + "; install the same torch-remote on both ends");
   }
   if (reply->error()) return wire::to_status(*reply->error());
+  replies.hello_answered(kHelloSequence);
   session_ = frame.header.session;
   runners_ = reply->runner_description() ? reply->runner_description()->str() : "worker";
   process_ = static_cast<int>(reply->process());

@@ -35,8 +35,12 @@ class Replies {
   Status throttle(const KeepWaiting& keep_waiting);
   // Says that this message, the next one in order, is about to be sent.
   void sending(uint64_t sequence, size_t bytes);
+  // Says that the worker has answered the client hello, whose reply this object does not receive.
+  void hello_answered(uint64_t sequence);
   // Says that a thread will wait for this message's reply.
   void expect(uint64_t sequence);
+  // Whether a reply that a thread waits for, or will wait for, has not arrived.
+  bool expects_reply() const;
   // Says that no thread will wait for this message's reply any more.
   void drop_reply(uint64_t sequence);
   // Handles the messages that have already arrived.

@@ -19,7 +19,7 @@ import torch
 from command_client import client, ok
 from python_processes import Python, run_python
 
-from torch_remote_cli import metrics, service, state, status_file
+from torch_remote_cli import metrics, service, state, status_file, worker
 from torch_remote_cli.exit_status import describe
 
 
@@ -443,27 +443,50 @@ def test_a_log_without_a_reader_of_stderr(monkeypatch, tmp_path):
     assert [line.split()[-1] for line in service.log_file("w").read_text().splitlines()] == ["first", "second"]
 
 
-def test_logs_follow_a_new_log(environment, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", environment["XDG_RUNTIME_DIR"])
-    file = service.log_file("w")
-    file.write_text("first\n")
-    runs = subprocess.Popen(["sleep", "120"])
-    logs = [sys.executable, "-m", "torch_remote_cli", "worker", "logs", "w", "--follow"]
-    try:
-        state.write("workers", "w", {"process": runs.pid, "process_began": state.process_began(runs.pid)})
-        follower = subprocess.Popen(logs, env=environment, stdout=subprocess.PIPE, text=True)
-        assert follower.stdout.readline() == "first\n"
-        file.replace(file.with_suffix(".log.1"))
-        file.write_text("second\n")
-    finally:
-        runs.kill()
-        runs.wait()
-    assert follower.communicate(timeout=60)[0] == "second\n"
-
-
 def test_functions_of_a_worker_that_serves(command, environment):
     assert "--allow-python" in command("worker", "serve", "--python", "python3")[2]
     url = json.loads(ok(command("worker", "serve", "--background", "--allow-python", "--json")))["url"]
     script = "import torch, torch_remote; print(torch_remote.function(lambda x: x + 1)(torch.ones(1, device='remote')))"
     result = run_python("-c", script, env={**environment, "TORCH_REMOTE_WORKER": url})
     assert result.stdout == "tensor([2.], device='remote:0')\n", result.stderr
+
+
+def test_a_followed_log_continues_in_the_next_file(environment, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    state.write(
+        "workers", "mine", {"process": os.getpid(), "process_began": state.process_began(os.getpid()), "started": 0}
+    )
+    log = service.log_file("mine")
+    log.write_text("first\n")
+    follower = subprocess.Popen(
+        [sys.executable, "-m", "torch_remote_cli", "worker", "logs", "mine", "-f"],
+        env=environment, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert follower.stdout.readline() == "first\n"
+        log.replace(log.with_suffix(".log.1"))
+        log.write_text("second\n")
+        assert follower.stdout.readline() == "second\n"
+        with log.open("a") as file:
+            file.write("last\n")
+        state.remove("workers", "mine")
+        assert follower.stdout.readline() == "last\n"
+    finally:
+        follower.kill()
+        follower.communicate()
+
+
+def test_a_full_disk_does_not_end_the_reader_of_a_log(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    log = service._Log(service.Options("mine", "unix:///w", quiet=True))
+    log._file.close()
+    log._file = open("/dev/full", "a", buffering=1)  # noqa: SIM115 (close() does)
+    log.write("info", "there is no space for this line")
+    log.close()
+
+
+def test_a_worker_that_has_just_ended_is_no_error(monkeypatch, capsys):
+    ended = {"name": "mine", "process": 2**22, "process_began": 0, "started": 0}  # no process has this number
+    monkeypatch.setattr(state, "entries", lambda kind: [ended])
+    worker.stop(None, True, False)
+    assert capsys.readouterr().out == "mine was stopped\n"

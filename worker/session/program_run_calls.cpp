@@ -270,8 +270,7 @@ bool ProgramRun::find_uses(uint32_t node, std::vector<BackgroundOps::Use>* uses)
   return all;
 }
 
-// Waits, before nodes [first, last) execute, for the background ops that they depend on. Returns false if one failed;
-// the run has recorded its consequences then.
+// Waits, before nodes [first, last) execute, for the background ops that they depend on. Returns false if one failed.
 bool ProgramRun::await_operands(uint32_t first, uint32_t last) {
   if (context_.background_ops.empty()) return true;
   const ir::Graph& graph = program_.graph;
@@ -287,6 +286,12 @@ bool ProgramRun::await_operands(uint32_t first, uint32_t last) {
     }
     return touched;
   };
+  return await_background(concerns);
+}
+
+// Waits for the background ops that `concerns` selects. Returns false if one failed; the run has recorded its
+// consequences then.
+bool ProgramRun::await_background(const std::function<bool(const BackgroundOps::Op&)>& concerns) {
   bool good = true;
   context_.background_ops.await(concerns, [&](const BackgroundOps::Op& op, const FailurePtr& failure) {
     good = false;
