@@ -105,7 +105,7 @@ def test_one_that_cannot_be_stopped_does_not_keep_the_others(place):
         raise fake_modal.Error("no connection")
 
     first.terminate = fail
-    with pytest.raises(MachineError, match="did not stop all sandboxes .*: no connection; .* --left-over modal://"):
+    with pytest.raises(MachineError, match=r"did not stop all sandboxes .*: no connection; .* --left-over modal://"):
         machine.stop()
     assert second.poll() is not None and machine.status().state == "stopped"
     del first.terminate

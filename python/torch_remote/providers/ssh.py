@@ -238,9 +238,7 @@ class _Conversation:
         except (BrokenPipeError, ConnectionResetError):
             self._gone()
         except TimeoutError as error:
-            raise MachineError(
-                f"remote: {self._name} takes no data for {_TO_ANSWER:.0f} s: {self._said()}"
-            ) from error
+            raise MachineError(f"remote: {self._name} takes no data for {_TO_ANSWER:.0f} s: {self._said()}") from error
 
     def put(self, archive: bundle.Archive, step: Callable[[int], None]) -> str:
         """Sends an archive; returns its folder."""
