@@ -164,6 +164,7 @@ bool ProgramRun::call_alone(uint32_t node, uint64_t* times) {
     }
     before = runner;
     program_.node_runners[node] = kUnknownRunner;
+    program_.steps_outdated = true;
   }
 }
 
@@ -180,6 +181,7 @@ bool ProgramRun::call_runner(uint32_t runner, uint32_t first, uint32_t last, uin
   tr_run call = describe(runner, first, last, times);
   const bool good = loaded.program->run(call, &context_.error);
   loaded.is_current = true;
+  if (!good && context_.error.retry_as_nodes != 0) program_.chosen = false;  // The next run asks the runners again.
   result_words_used_ += call.result_word_count;
   return good;
 }
