@@ -152,7 +152,7 @@ class Client {
   uint64_t uses_ = 0;  // number of uses of programs so far: the clock of CachedProgram::last_use
   uint64_t most_program_bytes_ = kMaxProgramBytes;
   // reused for their capacity
-  std::vector<uint64_t> survivors_, inputs_, made_;
+  std::vector<uint64_t> survivors_, inputs_, consumed_, made_;
   std::vector<uint8_t> params_, bindings_;
 };
 

@@ -42,6 +42,24 @@ TEST_P(ClientTest, ABuildThatFailsIsReportedOnceAndTheRestGoesOn) {
             (std::vector<uint64_t>{91, 90}));  // although the runs that would have carried them were not sent
 }
 
+TEST_P(ClientTest, ABuildThatFailsFreesTheInputsThatItsRunsWouldFree) {
+  hold_builds();
+  fail_build = true;
+  for (const uint64_t input : {uint64_t{5}, uint64_t{6}}) {  // the second run waits for the first one's program
+    TraceWriter(trace).op(0, input, 10, true);
+    trace.buffers[0].owner = nullptr;
+    client->free(input + 90);
+    flush();
+  }
+  release_builds();
+  (void)synchronize();
+  (void)synchronize();
+  std::vector<uint64_t> freed_ids;
+  for (const auto& message : worker->messages())
+    freed_ids.insert(freed_ids.end(), message.freed_ids.begin(), message.freed_ids.end());
+  EXPECT_EQ(freed_ids, (std::vector<uint64_t>{95, 5, 6, 96}));
+}
+
 TEST_P(ClientTest, ABuildThatFailsEndsTheWaitForItsResults) {
   hold_builds();
   fail_build = true;
