@@ -19,6 +19,7 @@
 #include "frontend/device/device_state.h"
 #include "frontend/device/generator.h"
 #include "frontend/device/tensor.h"
+#include "frontend/device/without_gil.h"
 #include "frontend/record/recorder.h"
 #include "frontend/record/requests.h"
 #include "frontend/record/storages.h"
@@ -57,7 +58,7 @@ class RemoteAllocator final : public c10::DeviceAllocator {
   void recordStream(const c10::DataPtr&, c10::Stream) override {}
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex device) override {
     c10::CachingDeviceAllocator::DeviceStats stats;
-    const remote::Client* worker = existing_client(checked_device(device));
+    const std::shared_ptr<remote::Client> worker = running_client(checked_device(device));
     if (worker == nullptr) return stats;
     const remote::MemoryUse use = worker->connection().memory_use();
     const auto set = [](c10::CachingAllocator::StatArray& all, const remote::MemoryStat& stat) {
@@ -91,7 +92,7 @@ class RemoteAllocator final : public c10::DeviceAllocator {
     ask_if_connected(device, request);
   }
   std::pair<size_t, size_t> getMemoryInfo(DeviceIndex device) override {
-    return {request_memory(checked_device(device), {}).free, client(device).connection().machine().memory};
+    return {request_memory(checked_device(device), {}).free, client(device)->connection().machine().memory};
   }
 
  private:
@@ -256,18 +257,19 @@ struct Event {
   remote::RecordedEvent recorded;
 
   // The client to which the event was sent. Null if it was not sent or if that worker is gone.
-  remote::Client* receiver() const {
-    remote::Client* worker = state == State::kSent ? existing_client(device) : nullptr;
+  std::shared_ptr<remote::Client> receiver() const {
+    std::shared_ptr<remote::Client> worker = state == State::kSent ? running_client(device) : nullptr;
     return worker != nullptr && worker->connection().session() == session ? worker : nullptr;
   }
   void forget() noexcept {
-    if (remote::Client* worker = receiver()) worker->events().forget(ticket);
+    if (const std::shared_ptr<remote::Client> worker = receiver()) worker->events().forget(ticket);
     state = State::kRecorded;
     has_time = checked_failures = recorded.failed = false;
   }
   void send() {
+    const WithoutGil without_gil;  // torch holds it when it records or queries an event
     Recorder::get(device).flush("event");
-    remote::Client* worker = timed ? &client(device) : existing_client(device);
+    const std::shared_ptr<remote::Client> worker = timed ? client(device) : running_client(device);
     if (worker == nullptr || (!timed && worker->events().is_idle())) {
       state = State::kDone;
       return;
@@ -279,13 +281,13 @@ struct Event {
   bool is_reached() {
     if (state == State::kRecorded) send();
     if (state == State::kDone) return true;
-    remote::Client* worker = receiver();
+    const std::shared_ptr<remote::Client> worker = receiver();
     return worker == nullptr || worker->events().is_reached(ticket);
   }
   void wait() {
     if (state == State::kRecorded) send();
     if (state == State::kDone) return;
-    if (remote::Client* worker = receiver(); worker != nullptr) {
+    if (const std::shared_ptr<remote::Client> worker = receiver(); worker != nullptr) {
       const WaitSpan span("event", wait_line());
       const Status status = worker->events().wait(ticket, keep_waiting, &recorded);
       if (status.code() != ErrorCode::kInterrupted) state = State::kDone;
@@ -369,12 +371,16 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
   }
   // Whether all ops sent to the device are done. The stream does not matter, because a device has one order.
   bool queryStream(const Stream& stream) const override {
-    Recorder::get(stream.device_index()).flush("stream");
-    remote::Client* worker = existing_client(stream.device_index());
+    const DeviceIndex device = checked_device(stream.device_index());
+    const WithoutGil without_gil;
+    Recorder::get(device).flush("stream");
+    const std::shared_ptr<remote::Client> worker = running_client(device);
     return worker == nullptr || worker->events().is_idle();
   }
-  void synchronizeStream(const Stream& stream) const override { Recorder::get(stream.device_index()).synchronize(); }
-  void synchronizeDevice(const DeviceIndex device) const override { Recorder::get(device).synchronize(); }
+  void synchronizeStream(const Stream& stream) const override { synchronizeDevice(stream.device_index()); }
+  void synchronizeDevice(const DeviceIndex device) const override {
+    Recorder::get(checked_device(device)).synchronize();
+  }
   void recordDataPtrOnStream(const c10::DataPtr&, const Stream&) const override {}
   c10::DeviceCapability getDeviceCapability(Device) const override {
     c10::DeviceCapability capability;

@@ -181,15 +181,10 @@ c10::DeviceIndex device_of_call(c10::ArrayRef<c10::IValue> args) {
 }
 
 bool ask_worker(const OpEntry& entry, c10::DeviceIndex device) {
-  const auto session = [device] {
-    const remote::Client* worker = existing_client(device);
-    return worker == nullptr ? 0 : worker->connection().session();
-  };
-  if (const uint64_t current = session(); current != 0 && entry.found_in.load(std::memory_order_relaxed) == current) {
-    return true;
-  }
+  const uint64_t session = session_of(device);
+  if (session != 0 && entry.found_in.load(std::memory_order_relaxed) == session) return true;
   if (!worker_has(entry.handle, device)) return false;
-  entry.found_in.store(session(), std::memory_order_relaxed);
+  entry.found_in.store(session, std::memory_order_relaxed);
   return true;
 }
 

@@ -67,6 +67,7 @@ Status Client::connect(std::unique_ptr<Transport> transport, BuildFunction build
   return {};
 }
 
+void Client::end_waits() { channel_->end_waits(); }
 void Client::abandon() { channel_->abandon(); }
 
 // --- programs and runs -----------------------------------------------------------------------------------------------

@@ -127,6 +127,8 @@ class Client {
   // `limit` is the maximum number of events to record. A failed kStop returns what the worker had sent before.
   Status profile(ProfileCommand command, uint64_t limit, const KeepWaiting& keep_waiting, WorkerProfile* profile);
 
+  // Makes the waits of other threads, and all later calls, return kLost. The destructor still closes the session.
+  void end_waits();
   // For a forked child: forgets everything without touching the connection, and no destructor runs.
   void abandon();
 

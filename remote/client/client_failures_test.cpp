@@ -199,6 +199,22 @@ TEST_P(ClientTest, WhenTheWorkerDiesEveryCallSaysSoAndNamesTheWayOut) {
   client->free(1);
 }
 
+TEST_P(ClientTest, AClientThatIsGivenUpEndsAllWaitsAndClosesTheSession) {
+  const uint64_t id = upload("x");
+  ASSERT_TRUE(synchronize().ok());
+  worker->hold_replies(true);
+  std::thread ends([&] {
+    std::this_thread::sleep_for(20ms);
+    client->end_waits();
+  });
+  std::string text;
+  EXPECT_EQ(read(id, 1, &text).code(), ErrorCode::kLost);
+  ends.join();
+  EXPECT_EQ(synchronize().code(), ErrorCode::kLost);
+  client = nullptr;
+  while (!worker->session_was_closed()) std::this_thread::yield();
+}
+
 TEST_P(ClientTest, DeathWhileABuildIsPendingEndsAllWaits) {
   hold_builds();
   TraceWriter(trace).op(0, 5, 10, true);
