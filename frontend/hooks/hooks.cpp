@@ -200,7 +200,9 @@ PinnedAllocator& pinned_allocator() {
 struct RemoteHooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
-  bool hasPrimaryContext(DeviceIndex device) const override { return existing_client(device) != nullptr; }
+  bool hasPrimaryContext(DeviceIndex device) const override {
+    return device < device_count() && existing_client(device) != nullptr;
+  }
   void init() const override { check_not_forked(); }
   DeviceIndex deviceCount() const override { return static_cast<DeviceIndex>(device_count()); }
   void setCurrentDevice(DeviceIndex device) const override { set_current_device(device); }
@@ -229,16 +231,17 @@ struct RemoteHooks final : at::PrivateUse1HooksInterface {
 constexpr uint32_t kStreams = 32;  // in addition to the default stream 0; the size of CUDA's stream pools
 thread_local std::array<c10::StreamId, kMaxDevices> current_streams{};
 
-Stream stream_of(Device device, c10::StreamId id) {
-  return Stream(Stream::UNSAFE, Device(DeviceType::PrivateUse1, device.has_index() ? device.index() : current_device()),
-                id);
+// The device's index; without one, that of the current device. Raises if there is no such device.
+DeviceIndex index_of(Device device) { return device.has_index() ? checked_device(device.index()) : current_device(); }
+
+Stream stream_of(DeviceIndex device, c10::StreamId id) {
+  return Stream(Stream::UNSAFE, Device(DeviceType::PrivateUse1, device), id);
 }
 
 Stream next_stream(Device device) {
   static std::array<std::atomic<uint32_t>, kMaxDevices> next{};
-  const Stream first = stream_of(device, 0);
-  const uint32_t number = next[first.device_index()].fetch_add(1, std::memory_order_relaxed);
-  return stream_of(first.device(), 1 + number % kStreams);
+  const DeviceIndex index = index_of(device);
+  return stream_of(index, 1 + next[index].fetch_add(1, std::memory_order_relaxed) % kStreams);
 }
 
 // A point in program order. A timed event flushes the recorded ops and sends a RecordEvent message after them. An
@@ -316,10 +319,10 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
   }
   Stream getStream(Device device) const override {
     choose_backward_thread();
-    const Stream first = stream_of(device, 0);
-    return stream_of(first.device(), current_streams[first.device_index()]);
+    const DeviceIndex index = index_of(device);
+    return stream_of(index, current_streams[index]);
   }
-  Stream getDefaultStream(Device device) const override { return stream_of(device, 0); }
+  Stream getDefaultStream(Device device) const override { return stream_of(index_of(device), 0); }
   Stream getStreamFromGlobalPool(Device device, bool) const override { return next_stream(device); }
   Stream getNewStream(Device device, int) const override { return next_stream(device); }
   Stream exchangeStream(Stream stream) const override {  // getStream calls choose_backward_thread
@@ -331,10 +334,11 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
   DeviceIndex deviceCount() const noexcept override { return static_cast<DeviceIndex>(device_count()); }
 
   void record(void** event, const Stream& stream, const DeviceIndex device, const c10::EventFlag flag) const override {
+    const DeviceIndex index = checked_device(device < 0 ? stream.device_index() : device);
     if (*event == nullptr) *event = new Event;
     auto* e = static_cast<Event*>(*event);
     e->forget();
-    e->device = device < 0 ? stream.device_index() : device;
+    e->device = index;
     e->timed = flag == c10::EventFlag::BACKEND_DEFAULT;
     if (e->timed) e->send();
   }

@@ -116,10 +116,8 @@ class trace:  # noqa: N801 (called like a function)
     """
 
     def __init__(self, device: torch.device | str | int | None = None) -> None:
-        if device is None:
-            self._device = _C.current_device()
-        else:
-            self._device = device if isinstance(device, int) else torch.device(device).index or 0
+        index = device if device is None or isinstance(device, int) else torch.device(device).index
+        self._device = _C.current_device() if index is None else index
         self._graphs: list[Graph] | None = None
 
     def __enter__(self) -> trace:
