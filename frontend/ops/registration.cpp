@@ -249,8 +249,9 @@ bool is_recorded(const c10::OperatorHandle& handle) {
   return wanted(handle, ir::find_op(c10::toString(handle.operator_name())) < ir::kFirstOpaque);
 }
 
-bool worker_has_op(const c10::OperatorHandle& handle) {
-  return entry_of(handle) != nullptr && worker_has(handle, current_device());
+bool worker_has_op(const c10::OperatorHandle& handle, c10::DeviceIndex device) {
+  const OpEntry* entry = entry_of(handle);
+  return entry != nullptr && ask_worker(*entry, device);
 }
 
 std::vector<std::pair<std::string, uint64_t>> meta_key_calls() {

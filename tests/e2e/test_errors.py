@@ -302,6 +302,32 @@ assert [asked(x), asked(y), asked(y)] == [0, 1, 0]
     )
 
 
+@pytest.mark.parametrize("dump", [False, True])
+def test_each_worker_is_asked_once_for_a_custom_op_of_a_graph(script, tmp_path, dump):
+    """With dumps, the answer comes after a program whose build needs the GIL."""
+    script(
+        CUSTOM_OP
+        + """
+import sys
+sys.setswitchinterval(5)
+
+def asked(index):
+    y = torch.ones(2 + index, device=f"remote:{index}") * 2
+    torch_remote._C.flush(index)
+    before = torch.remote.stats()["round_trips"]
+    with torch.remote.device(index):
+        assert not torch_remote._C.is_program_op(torch.ops.mylib.scale.default)
+    return torch.remote.stats()["round_trips"] - before
+
+assert [asked(0), asked(0), asked(1), asked(1)] == [1, 0, 1, 0]
+torch.remote.restart(1)
+assert [asked(0), asked(1), asked(1)] == [0, 1, 0]
+""",
+        TORCH_REMOTE_WORKER="local,local",
+        TORCH_REMOTE_DUMP=str(tmp_path) if dump else "",
+    )
+
+
 def test_wrong_fallback_setting(script):
     """Set after the first use. (test_environment.py tests it before the first use.)"""
     script(
