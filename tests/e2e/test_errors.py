@@ -2,6 +2,7 @@
 
 import os
 import re
+import threading
 
 import pytest
 import torch
@@ -545,6 +546,27 @@ def test_the_backward_pass_names_the_frames_of_the_forward_pass(remote):
         message
     )
     assert f"test_errors.py:{line_of('# the model')} in" in message
+
+
+def test_the_backward_pass_names_the_frames_of_its_own_thread(remote):
+    def one(x, index):
+        return x.gather(0, index).sum()  # in one thread
+
+    def another(x, index):
+        return x.gather(0, index).sum()  # in another thread
+
+    x = torch.ones(3, device=remote, requires_grad=True)
+    index = torch.tensor([0, 1, 2], device=remote)
+    losses = []
+    for function in (one, another):
+        thread = threading.Thread(target=lambda function: losses.append(function(x, index)), args=(function,))
+        thread.start()
+        thread.join()
+    index.data.fill_(9)
+    losses[0].backward()
+    with pytest.raises((IndexError, RuntimeError)) as error:
+        x.grad.cpu()
+    assert f"test_errors.py:{line_of('# in one thread')} in" in str(error.value), error.value
 
 
 def test_a_compiled_graph_names_its_frames(remote):
