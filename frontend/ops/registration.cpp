@@ -181,15 +181,10 @@ c10::DeviceIndex device_of_call(c10::ArrayRef<c10::IValue> args) {
 }
 
 bool ask_worker(const OpEntry& entry, c10::DeviceIndex device) {
-  const auto session = [device] {
-    const remote::Client* worker = existing_client(device);
-    return worker == nullptr ? 0 : worker->connection().session();
-  };
-  if (const uint64_t current = session(); current != 0 && entry.found_in.load(std::memory_order_relaxed) == current) {
-    return true;
-  }
+  const uint64_t session = session_of(device);
+  if (session != 0 && entry.found_in.load(std::memory_order_relaxed) == session) return true;
   if (!worker_has(entry.handle, device)) return false;
-  entry.found_in.store(session(), std::memory_order_relaxed);
+  entry.found_in.store(session, std::memory_order_relaxed);
   return true;
 }
 
@@ -254,8 +249,9 @@ bool is_recorded(const c10::OperatorHandle& handle) {
   return wanted(handle, ir::find_op(c10::toString(handle.operator_name())) < ir::kFirstOpaque);
 }
 
-bool worker_has_op(const c10::OperatorHandle& handle) {
-  return entry_of(handle) != nullptr && worker_has(handle, current_device());
+bool worker_has_op(const c10::OperatorHandle& handle, c10::DeviceIndex device) {
+  const OpEntry* entry = entry_of(handle);
+  return entry != nullptr && ask_worker(*entry, device);
 }
 
 std::vector<std::pair<std::string, uint64_t>> meta_key_calls() {

@@ -18,11 +18,11 @@ using c10::IValue;
 using ir::ArgKind;
 using torch::jit::Stack;
 
-[[noreturn]] void wrong_device(const OpEntry& op, const ir::ArgDesc& arg, const at::Tensor& t,
+[[noreturn]] void wrong_device(const ir::OpDesc& op, const ir::ArgDesc& arg, const at::Tensor& t,
                                c10::DeviceIndex device) {
   TORCH_CHECK(false, "Expected all tensors to be on the same device, but got ", arg.name, " is on ", t.device(),
               ", different from other tensors on remote:", static_cast<int>(device),
-              " (when checking argument of remote '", op.desc->name, "'); move one with .to(...)");
+              " (when checking argument of remote '", op.name, "'); move one with .to(...)");
 }
 
 // Raises the error for a call without a tensor of the device. Such a call got here by a generator of the device.
@@ -62,11 +62,11 @@ c10::DeviceIndex find_device(const OpEntry& op, const IValue* args) {
 void check_operand(const OpEntry& op, const ir::ArgDesc& arg, const at::Tensor& t, c10::DeviceIndex device) {
   if (!t.defined()) return;
   if (is_remote(t)) {
-    if (t.device().index() != device) wrong_device(op, arg, t, device);
+    if (t.device().index() != device) wrong_device(*op.desc, arg, t, device);
     return;
   }
   if (t.is_cpu() && t.dim() == 0 && op.accepts_cpu_scalars && !arg.writes) return;
-  wrong_device(op, arg, t, device);
+  wrong_device(*op.desc, arg, t, device);
 }
 
 // Returns a bit mask of the dtypes of the operands that are tensors.
@@ -262,6 +262,27 @@ at::Tensor make_result(const ResultMeta& meta, c10::DeviceIndex device) {
 }
 
 }  // namespace
+
+c10::DeviceIndex operand_device(const ir::OpDesc& op, const IValue* args) {
+  const auto for_each_operand = [&](const auto& visit) {
+    for (size_t i = 0; i < op.args.size(); ++i) {
+      if (op.args[i].role != ir::ArgRole::kOperand) continue;
+      if (args[i].isTensor()) {
+        visit(op.args[i], args[i].toTensor());
+      } else if (args[i].isList()) {
+        for (const IValue& item : args[i].toListRef()) visit(op.args[i], item.toTensor());
+      }
+    }
+  };
+  c10::DeviceIndex device = -1;
+  for_each_operand([&](const ir::ArgDesc&, const at::Tensor& t) {
+    if (device < 0 && t.defined() && is_remote(t)) device = t.device().index();
+  });
+  for_each_operand([&](const ir::ArgDesc& arg, const at::Tensor& t) {
+    if (t.defined() && (!is_remote(t) || t.device().index() != device)) wrong_device(op, arg, t, device);
+  });
+  return device;
+}
 
 at::Tensor record_single_result_call(const OpEntry& op, IValue* args) {
   const c10::DeviceIndex device = check_call(op, args);

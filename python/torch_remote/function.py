@@ -202,7 +202,7 @@ class _SentCall:
         if len(kinds) != len(sizes):
             raise DamagedError(f"it has {len(sizes)} tensors, but describes {len(kinds)}")
         tensors = [
-            _C.result_tensor(self._device, self._first_result_id + i, size, shape, dtype_of(dtype))
+            _C.result_tensor(self._device, self._session, self._first_result_id + i, size, shape, dtype_of(dtype))
             for i, (size, (dtype, shape, _)) in enumerate(zip(sizes, kinds, strict=True))
         ]
         self._print(info)

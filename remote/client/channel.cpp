@@ -80,7 +80,13 @@ Status Channel::connect(const KeepWaiting& keep_waiting) {
 
 Channel::~Channel() {
   const uint64_t last = std::max(outbox.end(), kHelloSequence);
-  if (replies.health().ok()) (void)transport->send(header(wire::Type::kCloseSession, last + 1, 0), {}, nullptr);
+  if (ended_waits_ || replies.health().ok())
+    (void)transport->send(header(wire::Type::kCloseSession, last + 1, 0), {}, nullptr);
+}
+
+void Channel::end_waits() {
+  if (replies.health().ok()) ended_waits_ = true;
+  replies.end_waits({ErrorCode::kLost, "remote: the worker has been ended"});
 }
 
 std::string Channel::description() const {

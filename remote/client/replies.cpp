@@ -348,6 +348,15 @@ void Replies::set_connection_lost(const Status& why) {
   changed_.notify_all();
 }
 
+void Replies::end_waits(const Status& why) {
+  {
+    std::lock_guard lock(mutex_);
+    set_lost(why);
+  }
+  changed_.notify_all();
+  transport_.wake();
+}
+
 Status Replies::health() const {
   std::lock_guard lock(mutex_);
   return lost_;

@@ -74,6 +74,8 @@ class Replies {
   // Says that the connection failed during a send. Messages that arrived before are handled first. The first reason for
   // the loss stays in health().
   void set_connection_lost(const Status& why);
+  // Says that this end gives the connection up. All waits end, as after a loss.
+  void end_waits(const Status& why);
   // Returns ok, or kLost with the reason.
   Status health() const;
   // Sequence of the last message that the worker has acknowledged.

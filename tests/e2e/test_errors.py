@@ -2,6 +2,7 @@
 
 import os
 import re
+import threading
 
 import pytest
 import torch
@@ -302,6 +303,32 @@ assert [asked(x), asked(y), asked(y)] == [0, 1, 0]
     )
 
 
+@pytest.mark.parametrize("dump", [False, True])
+def test_each_worker_is_asked_once_for_a_custom_op_of_a_graph(script, tmp_path, dump):
+    """With dumps, the answer comes after a program whose build needs the GIL."""
+    script(
+        CUSTOM_OP
+        + """
+import sys
+sys.setswitchinterval(5)
+
+def asked(index):
+    y = torch.ones(2 + index, device=f"remote:{index}") * 2
+    torch_remote._C.flush(index)
+    before = torch.remote.stats()["round_trips"]
+    with torch.remote.device(index):
+        assert not torch_remote._C.is_program_op(torch.ops.mylib.scale.default)
+    return torch.remote.stats()["round_trips"] - before
+
+assert [asked(0), asked(0), asked(1), asked(1)] == [1, 0, 1, 0]
+torch.remote.restart(1)
+assert [asked(0), asked(1), asked(1)] == [0, 1, 0]
+""",
+        TORCH_REMOTE_WORKER="local,local",
+        TORCH_REMOTE_DUMP=str(tmp_path) if dump else "",
+    )
+
+
 def test_wrong_fallback_setting(script):
     """Set after the first use. (test_environment.py tests it before the first use.)"""
     script(
@@ -519,6 +546,27 @@ def test_the_backward_pass_names_the_frames_of_the_forward_pass(remote):
         message
     )
     assert f"test_errors.py:{line_of('# the model')} in" in message
+
+
+def test_the_backward_pass_names_the_frames_of_its_own_thread(remote):
+    def one(x, index):
+        return x.gather(0, index).sum()  # in one thread
+
+    def another(x, index):
+        return x.gather(0, index).sum()  # in another thread
+
+    x = torch.ones(3, device=remote, requires_grad=True)
+    index = torch.tensor([0, 1, 2], device=remote)
+    losses = []
+    for function in (one, another):
+        thread = threading.Thread(target=lambda function: losses.append(function(x, index)), args=(function,))
+        thread.start()
+        thread.join()
+    index.data.fill_(9)
+    losses[0].backward()
+    with pytest.raises((IndexError, RuntimeError)) as error:
+        x.grad.cpu()
+    assert f"test_errors.py:{line_of('# in one thread')} in" in str(error.value), error.value
 
 
 def test_a_compiled_graph_names_its_frames(remote):
