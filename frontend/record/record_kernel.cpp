@@ -4,6 +4,7 @@
 #include <span>
 
 #include "frontend/device/current_device.h"
+#include "frontend/device/device_state.h"
 #include "frontend/device/generator.h"
 #include "frontend/device/tensor.h"
 #include "frontend/record/in_place.h"
@@ -46,7 +47,7 @@ c10::DeviceIndex find_device(const OpEntry& op, const IValue* args) {
       if (t.defined() && is_remote(t)) return t.device().index();
     } else if (value.isDevice()) {
       if (value.toDevice().type() == c10::DeviceType::PrivateUse1) {
-        return value.toDevice().has_index() ? value.toDevice().index() : current_device();
+        return value.toDevice().has_index() ? checked_device(value.toDevice().index()) : current_device();
       }
     } else if (value.isList() && op.desc->args[i].role == ir::ArgRole::kOperand) {
       for (const IValue& item : value.toListRef()) {
@@ -69,24 +70,34 @@ void check_operand(const OpEntry& op, const ir::ArgDesc& arg, const at::Tensor& 
   wrong_device(*op.desc, arg, t, device);
 }
 
-// Returns a bit mask of the dtypes of the operands that are tensors.
+constexpr uint64_t bit(c10::ScalarType dtype) { return uint64_t{1} << static_cast<int>(dtype); }
+
+// Returns a bit mask of the dtypes in which the call may compute: those of the operands that are tensors, those of
+// arguments that are dtypes, and Float and ComplexFloat for numbers of these kinds.
 uint64_t check_operands(const OpEntry& op, IValue* args, c10::DeviceIndex device) {
   uint64_t dtypes = 0;
   for (uint32_t i = 0; i < op.arg_count; ++i) {
     const ir::ArgDesc& arg = op.desc->args[i];
+    IValue& value = args[i];
     if (arg.role != ir::ArgRole::kOperand) {
-      TORCH_CHECK_NOT_IMPLEMENTED(
-          arg.kind != ir::ArgKind::kDType || !args[i].isInt() || !c10::isQIntType(args[i].toScalarType()), "remote: '",
-          op.desc->name, "' cannot make a tensor of dtype ", args[i].toScalarType(),
-          ", as the device has no quantized tensors; quantize on the CPU");
+      if (value.isDouble()) {
+        dtypes |= bit(c10::ScalarType::Float);
+      } else if (value.isComplexDouble()) {
+        dtypes |= bit(c10::ScalarType::ComplexFloat);
+      } else if (arg.kind == ir::ArgKind::kDType && value.isInt()) {
+        const c10::ScalarType dtype = value.toScalarType();
+        TORCH_CHECK_NOT_IMPLEMENTED(!c10::isQIntType(dtype), "remote: '", op.desc->name,
+                                    "' cannot make a tensor of dtype ", dtype,
+                                    ", as the device has no quantized tensors; quantize on the CPU");
+        dtypes |= bit(dtype);
+      }
       continue;
     }
-    IValue& value = args[i];
     if (value.isTensor()) {
       check_operand(op, arg, value.toTensor(), device);
       // Resolve lazy conjugates and negatives: torch lets some ops handle them, but a trace has none.
       const at::Tensor& t = value.toTensor();
-      if (t.defined()) dtypes |= uint64_t{1} << static_cast<int>(t.scalar_type());
+      if (t.defined()) dtypes |= bit(t.scalar_type());
       if (t.defined() && (t.is_conj() || t.is_neg())) {
         TORCH_CHECK_NOT_IMPLEMENTED(!arg.writes, "remote: '", op.desc->name, "' cannot write to '", arg.name,
                                     "', a lazy conjugate or negative; call .resolve_conj() or .resolve_neg() first");

@@ -552,3 +552,15 @@ def test_after_a_restart(remote):
     with pytest.raises(RuntimeError, match="lost with the worker"):
         compiled(x)
     assert torch.equal(compiled(torch.ones(4, device=remote)).cpu(), torch.full((4,), 3.0))
+
+
+def test_metas_of_gradients_accept_symbolic_sizes(remote):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def function(grad, x, target):
+        return torch.ops.aten.multi_margin_loss_backward(grad, x, target, 1, 1)
+
+    grad, x, target = torch.ones((), device=remote), torch.rand(5, 4, device=remote), torch.zeros(5, device=remote)
+    graph = make_fx(function, tracing_mode="symbolic")(grad, x, target.long()).graph
+    (node,) = (node for node in graph.nodes if node.target is torch.ops.aten.multi_margin_loss_backward.default)
+    assert all(isinstance(size, torch.SymInt) for size in node.meta["val"].shape)

@@ -195,3 +195,14 @@ def test_explain_counts_the_waits_of_an_op_as_one(remote):
     explanation = torch.remote.explain(loops, x)
     assert [sync.waits for sync in explanation.syncs] == [1] * 6
     assert [stats["round_trips"] for stats in explanation.stats] == [3, 3]  # none of the profile's own
+
+
+def test_a_graph_takes_no_lazy_conjugate(remote):
+    x = torch.tensor([1 + 2j], device=remote)
+    with torch.remote.trace() as trace:
+        y = x * 2
+    for lazy in (x.conj(), x.conj().imag):
+        with pytest.raises(ValueError, match=r"input 0 of the graph is a lazy conjugate or negative; call"):
+            trace.graph.run(lazy)
+    (again,) = trace.graph.run(x.conj().resolve_conj())
+    assert torch.equal(again.cpu(), y.cpu().conj())

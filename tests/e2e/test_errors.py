@@ -263,6 +263,41 @@ assert torch.remote.stats()["client_fallbacks"] == 0
     )
 
 
+def test_custom_ops_may_be_defined_again(script):
+    """As a notebook does whose cell runs again, with another schema or with the same one."""
+    script(
+        """
+import torch, torch_remote
+
+def define(function, schema=None):
+    return torch.library.custom_op("mylib::f", function, mutates_args=(), device_types="cpu", schema=schema)
+
+def why(op, *args):
+    try:
+        op(*args)
+    except NotImplementedError as error:
+        return str(error).split(";")[0].split("' ")[1]
+
+def of_lists(x, others=None):
+    return x + 1
+
+def of_three(x: torch.Tensor, a: float, b: float) -> torch.Tensor:
+    return x * a + b
+
+def of_one(x: torch.Tensor) -> torch.Tensor:
+    return x + 2
+
+x = torch.ones(3, device="remote")
+of_lists = define(of_lists, "(Tensor x, Tensor[]? others=None) -> Tensor")
+assert why(of_lists, x) == "has an argument or result of a type that cannot be recorded"
+for _ in range(3):
+    assert why(define(of_three), x, 2.0, 3.0) == "is registered in this process, but not in the worker's"
+    assert why(define(of_one), x) == "was defined with another schema before in this process"
+assert x.sum().item() == 3
+"""
+    )
+
+
 @pytest.mark.parametrize("setting", ["warn", "allow"])
 def test_custom_ops_of_this_process_run_on_cpu_if_asked(script, setting):
     script(
