@@ -129,6 +129,8 @@ void check_layer(int64_t proj_size, int64_t layers, bool batch_first, double dro
                               "dropout; call torch.lstm, torch.gru, torch.rnn_tanh or torch.rnn_relu");
 }
 
+// NOLINTBEGIN(performance-unnecessary-value-param): the signatures of torch's kernels
+
 // Returns (output, hy, cy, reserve, weight_buf). CUDA returns its flat weights in weight_buf; here it is empty.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> layer_forward(
     const Tensor& input, at::TensorList weight, int64_t, const std::optional<Tensor>&, const Tensor& hx,
@@ -173,6 +175,8 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> layer_backward(
   Recorder::get(device).record(op, args, results, listed, std::nullopt);
   return {results[0], results[1], results[2], {results.begin() + 3, results.end()}};
 }
+
+// NOLINTEND(performance-unnecessary-value-param)
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_cudnn_rnn", &layer_forward);

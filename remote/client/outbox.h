@@ -22,7 +22,7 @@ namespace torch_remote::remote {
 struct RunInfo {
   ProgramPtr program;
   uint64_t first_result_id = 0;
-  uint64_t made = 0;  // number of buffers that the run creates, from `first_result_id` on
+  uint64_t made = 0;                        // number of buffers that the run creates, from `first_result_id` on
   std::span<const uint64_t> consumed = {};  // the input buffers that the run frees
 };
 
