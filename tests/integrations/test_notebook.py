@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -275,9 +276,10 @@ def test_completion_offers_no_imported_names(remote, use_jedi):
     for name, module in {**modules, "torch.remote": torch.remote, "torch_remote": torch_remote}.items():
         text = f"{name}."
         found: set[str] = set()
-        for _ in range(5):  # the first use of Jedi reads files, and IPython gives up on a busy machine
+        for _ in range(10):  # the first use of Jedi reads files, and IPython gives up on a busy machine
             with provisionalcompleter():
                 found = {completion.text.lstrip(".") for completion in shell.Completer.completions(text, len(text))}
             if found:
                 break
+            time.sleep(1)
         assert found and found <= set(module.__all__), (name, sorted(found - set(module.__all__)))
