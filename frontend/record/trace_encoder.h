@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
-#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -116,7 +115,7 @@ class TraceEncoder {
   void enter(const void* object, TraceSlot& slot, uint32_t number, Numbers& local) {
     if (shared_.had_several && enter_local(object, slot, number, local)) [[unlikely]]
       return;
-    std::atomic_ref(slot).store({epoch_, number}, std::memory_order_relaxed);  // a copy of the tensor takes no lock
+    slot = {epoch_, number};
   }
   // Stores the index in `local` if the object's slot belongs to another trace that is being recorded. Returns whether
   // it did.

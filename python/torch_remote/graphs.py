@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from torch_remote import _C
-from torch_remote.device._device import _index
 
 _VALUES = "// parameters:"
 
@@ -117,7 +116,10 @@ class trace:  # noqa: N801 (called like a function)
     """
 
     def __init__(self, device: torch.device | str | int | None = None) -> None:
-        self._device = _index(device)
+        if device is None:
+            self._device = _C.current_device()
+        else:
+            self._device = device if isinstance(device, int) else torch.device(device).index or 0
         self._graphs: list[Graph] | None = None
 
     def __enter__(self) -> trace:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import socket
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -83,13 +82,10 @@ class Endpoint:
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
-        class Server(ThreadingHTTPServer):
-            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            daemon_threads = True
-
-        self._server = Server((host, port), Handler)
+        self._server = ThreadingHTTPServer((host, port), Handler)
+        self._server.daemon_threads = True
         address = self._server.server_address
-        self.url = f"http://[{address[0]!s}]:{address[1]}" if ":" in host else f"http://{address[0]!s}:{address[1]}"
+        self.url = f"http://{address[0]!s}:{address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
 

@@ -128,8 +128,7 @@ void ProgramRun::unshare_written() {
     tr_buffer copy{};
     bool allocated = allocator.allocate(memory->nbytes(), &copy);
     if (!allocated && !context_.background_ops.empty()) {
-      // An op that fails may take away the contents of another input.
-      (void)await_background([](const BackgroundOps::Op&) { return true; });
+      context_.background_ops.wait_for_all();
       if (memory.use_count() == 1) continue;
       allocated = allocator.allocate(memory->nbytes(), &copy);
     }

@@ -39,12 +39,11 @@ class Watch:
         return all_of
 
     def idle_seconds(self) -> float:
-        """Seconds since the last use. A device is in use while it computes and while a thread waits for its reply."""
-        now = time.monotonic()
+        """Seconds since the last use."""
         sent = self._count()
-        if sent != self._sent or any(_C.is_busy(index) for index in self._machine.device_indices()):
-            self._sent, self._used = sent, now
-        return max(0.0, now - self._used)  # another thread may have set a later time
+        if sent != self._sent:
+            self._sent, self._used = sent, time.monotonic()
+        return time.monotonic() - self._used
 
     def _watch_idle(self) -> None:
         assert self._timeout is not None
