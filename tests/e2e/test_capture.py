@@ -135,7 +135,7 @@ def test_each_session_and_process_has_its_file(script, replay, tmp_path):
 @pytest.mark.parametrize(
     ("path", "limit", "message"),
     [
-        ("/nonexistent/x.rreplay", "1G", "cannot write the capture '/nonexistent/x.rreplay'"),
+        ("/proc/nonexistent/x.rreplay", "1G", "cannot write the capture '/proc/nonexistent/x.rreplay'"),
         ("x.rreplay", "lots", "TORCH_REMOTE_CAPTURE_LIMIT='lots'"),
     ],
 )

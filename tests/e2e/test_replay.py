@@ -303,7 +303,7 @@ def test_who_executes_each_op(tools):
         ("remote-replay", ["--extract", "12"], "run:N"),
         ("remote-replay", ["--compare", "colours"], "colours"),
         ("remote-replay", ["--worker", "teapot"], "'teapot' is not a worker"),
-        ("remote-replay", ["/nonexistent"], "/nonexistent"),
+        ("remote-replay", ["/proc/nonexistent"], "/proc/nonexistent"),
         ("remote-replay", ["--run", 1], "--run goes with --compare passes"),
         ("remote-replay", ["--run", 0, "--bench"], "--run"),
         ("remote-dump", ["--runners", "--before-passes"], "leave out --before-passes"),
@@ -317,7 +317,7 @@ def test_who_executes_each_op(tools):
     ],
 )
 def test_bad_use_exits_with_2(tools, small, tool, arguments, message):
-    files = [] if "/nonexistent" in arguments else [small]
+    files = [] if "/proc/nonexistent" in arguments else [small]
     result = tools.run(tool, *files, *arguments, status=2)
     assert result.stderr.startswith(f"{tool}: ") and message in result.stderr and result.stdout == ""
 

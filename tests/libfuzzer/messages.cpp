@@ -147,7 +147,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   options.files = files;
   // Calls of Python functions fail at the start of the process.
   options.python = "python3";
-  options.python_program = "/nonexistent";
+  options.python_program = "/proc/nonexistent";
   Script script(std::move(frames));
   return count_outcome(worker::serve(script, options).ok());
 }

@@ -210,10 +210,10 @@ def test_the_program_finds_plugin_and_torch_by_itself(script, worker):
     output = script(
         "import torch, torch_remote; torch.ones(1, device='remote').item()",
         status=1,
-        TORCH_REMOTE_WORKER="unix:///nonexistent/w",
+        TORCH_REMOTE_WORKER="unix:///proc/nonexistent/w",
     ).stderr
-    assert "torch-remote-worker --listen unix:///nonexistent/w" in output
-    assert "python -m torch_remote.worker --listen unix:///nonexistent/w" in output
+    assert "torch-remote-worker --listen unix:///proc/nonexistent/w" in output
+    assert "python -m torch_remote.worker --listen unix:///proc/nonexistent/w" in output
     os.environ["TORCH_REMOTE_TORCH_LIB"] = str(Path(torch.__file__).parent / "lib")
     try:
         url, _ = worker(command=[str(package / "bin/torch-remote-worker")])

@@ -46,8 +46,8 @@ TEST(Input, WhatIsNoneOfThemIsNamed) {
   const std::string path = written("image.png", std::string_view("\x89PNG\r\n\x1a\n\0\0", 10));
   EXPECT_EQ(read_input(path, &input).message(),
             path + ": neither the text of a graph, nor a program, nor a capture (.rreplay)");
-  EXPECT_EQ(read_input("/nonexistent/graph.txt", &input).message(),
-            "cannot open /nonexistent/graph.txt: No such file or directory");
+  EXPECT_EQ(read_input("/proc/nonexistent/graph.txt", &input).message(),
+            "cannot open /proc/nonexistent/graph.txt: No such file or directory");
   EXPECT_FALSE(read_input("/", &input).ok());
 }
 

@@ -169,7 +169,7 @@ def test_a_graph_before_and_after_the_passes(tmp_path):
         (["--program", 0, "SESSION"], "--program"),
         (["--diff", "-", "-"], "only one of them can be the standard input"),
         (["-"], "<stdin> is empty"),
-        (["/nonexistent"], "cannot open /nonexistent"),
+        (["/proc/nonexistent"], "cannot open /proc/nonexistent"),
     ],
 )
 def test_bad_use_exits_with_2(session, arguments, message):

@@ -79,9 +79,9 @@ def test_errors_point_at_their_place(tmp_path):
             "there is no pass 'inline'; there are: lift canonicalize cse accumulate dce layout fuse plan",
         ),
         (["--emit", "yaml"], "yaml"),
-        (["/nonexistent/graph.txt"], "cannot open /nonexistent/graph.txt: No such file or directory"),
+        (["/proc/nonexistent/graph.txt"], "cannot open /proc/nonexistent/graph.txt: No such file or directory"),
         (["--unknown"], "see remote-opt --help"),
-        (["-o", "/nonexistent/graph.txt"], "cannot write /nonexistent/graph.txt: No such file or directory"),
+        (["-o", "/proc/nonexistent/graph.txt"], "cannot write /proc/nonexistent/graph.txt: No such file or directory"),
     ],
 )
 def test_bad_use_exits_with_2(arguments, message):

@@ -170,7 +170,7 @@ def test_times_that_do_not_fit_are_refused(tmp_path, text, message):
 
 
 def test_bad_use_exits_with_2():
-    assert run(VIZ, "/nonexistent").returncode == 2
+    assert run(VIZ, "/proc/nonexistent").returncode == 2
     result = run(VIZ, stdin="graph() {\n  b1: input\n}\n")
     assert result.returncode == 2 and result.stderr.startswith("remote-viz: <stdin>:2:3: expected b0")
     for arguments, message in ((["--program", "1,2"], "one number"), (["--run", 1], "--run is for captures")):
