@@ -121,7 +121,7 @@ void restart_device(int device) {
 }
 
 py::object worker_info(int device) {
-  const remote::Client* worker = existing_client(checked_device(device));
+  const std::shared_ptr<remote::Client> worker = running_client(checked_device(device));
   if (worker == nullptr) return py::none();
   const remote::ConnectionStatus& connection = worker->connection();
   py::dict info;
@@ -132,6 +132,13 @@ py::object worker_info(int device) {
   info["lost"] = connection.health().message();
   info["process"] = worker_process(static_cast<c10::DeviceIndex>(device));
   return info;
+}
+
+bool is_busy(int device) {
+  const c10::DeviceIndex index = checked_device(device);
+  py::gil_scoped_release release;
+  const std::shared_ptr<remote::Client> worker = running_client(index);
+  return worker != nullptr && worker->connection().is_busy();
 }
 
 // Name, allowed values and meaning of each variable (remote/wire/environment.h).
@@ -150,7 +157,8 @@ py::dict machine(int device) {
   std::string description;
   {
     py::gil_scoped_release release;
-    const remote::ConnectionStatus& connection = client(checked_device(device)).connection();
+    const std::shared_ptr<remote::Client> worker = client(checked_device(device));
+    const remote::ConnectionStatus& connection = worker->connection();
     info = connection.machine();
     description = connection.description();
   }
@@ -171,7 +179,7 @@ std::tuple<std::optional<FileVersion>, bool, std::string> find_file(int device, 
   check_not_forked();
   py::gil_scoped_release release;
   remote::FoundFile file;
-  check(client(checked_device(device)).files().find(path, keep_waiting, &file));
+  check(client(checked_device(device))->files().find(path, keep_waiting, &file));
   const remote::FileVersion& its = file.version;
   return {file.readable ? std::optional(FileVersion(its.size, its.inode, its.mtime_ns)) : std::nullopt, file.allowed,
           file.reason};
@@ -201,8 +209,8 @@ std::array<uint64_t, 3> send_function_call(int device, const py::bytes& request,
 }
 
 // The device's client if it still has this session, else null.
-remote::Client* client_of_session(int device, uint64_t session) {
-  remote::Client* worker = existing_client(checked_device(device));
+std::shared_ptr<remote::Client> client_of_session(int device, uint64_t session) {
+  std::shared_ptr<remote::Client> worker = running_client(checked_device(device));
   return worker != nullptr && worker->connection().session() == session ? worker : nullptr;
 }
 
@@ -223,7 +231,7 @@ std::optional<std::pair<py::bytes, std::vector<uint64_t>>> wait_function(int dev
       return !over && keep_waiting();
     };
     remote::OpError error;
-    remote::Client* worker = client_of_session(device, session);
+    const std::shared_ptr<remote::Client> worker = client_of_session(device, session);
     if (worker == nullptr) {
       check(
           Status{ErrorCode::kLost, "remote: the worker that ran the function was restarted before the function ended"});
@@ -241,22 +249,22 @@ std::optional<std::pair<py::bytes, std::vector<uint64_t>>> wait_function(int dev
 void cancel_function(int device, uint64_t session, uint64_t ticket, bool kill) {
   check_not_forked();
   py::gil_scoped_release release;
-  if (remote::Client* worker = client_of_session(device, session)) check(worker->functions().cancel(ticket, kill));
+  if (const auto worker = client_of_session(device, session)) check(worker->functions().cancel(ticket, kill));
 }
 
 // Drops a call that no one waits for and whose results no tensor holds.
 void drop_function_results(int device, uint64_t session, uint64_t ticket, uint64_t first_result_id) {
   py::gil_scoped_release release;
-  remote::Client* worker = client_of_session(device, session);
+  const std::shared_ptr<remote::Client> worker = client_of_session(device, session);
   if (worker != nullptr) check(worker->functions().drop_results(ticket, first_result_id));
 }
 
 // Makes a tensor of one result of a call: the buffer `id` with `nbytes` bytes.
-at::Tensor result_tensor(int device, uint64_t id, uint64_t nbytes, const std::vector<int64_t>& sizes,
+at::Tensor result_tensor(int device, uint64_t session, uint64_t id, uint64_t nbytes, const std::vector<int64_t>& sizes,
                          at::ScalarType dtype) {
   check_not_forked();
   py::gil_scoped_release release;
-  return tensor_of_result(id, nbytes, sizes, dtype, checked_device(device));
+  return tensor_of_result(session, id, nbytes, sizes, dtype, checked_device(device));
 }
 
 py::dict host_memory_stats() {
@@ -369,6 +377,7 @@ PYBIND11_MODULE(_C, module) {
              wrap_pybind_function([](int device) { return f::existing_client(f::checked_device(device)) != nullptr; }));
   module.def("environment_variables", f::environment_variables);
   module.def("worker_info", wrap_pybind_function(f::worker_info));
+  module.def("is_busy", wrap_pybind_function(f::is_busy));
   module.def("machine", wrap_pybind_function(f::machine));
   module.def("call_function", wrap_pybind_function(f::send_function_call));
   module.def("wait_function", wrap_pybind_function(f::wait_function));

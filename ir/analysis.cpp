@@ -55,12 +55,19 @@ bool fills_first_argument(const OpDesc& desc) {
          (desc.flags & (kOpInPlace | kOpRandom)) == kOpInPlace;
 }
 
+// True if a kernel reads an element of each operand before it writes the result's element there, and never again.
+// Pointwise ops without expression and shape rule are not such: `glu_backward` reads an operand twice, and `frexp` may
+// make its two results one after the other.
+static bool works_element_by_element(const OpDesc& desc) {
+  return desc.family == Family::kPointwise && (!desc.expression.empty() || desc.shape_rule != ShapeRule::kNone);
+}
+
 bool may_work_in_place(const Graph& graph, const Node& node, uint32_t from, uint32_t to) {
   const OpDesc& desc = op_desc(node.opcode);
   if (from == to) return false;
   if (desc.flags & kOpMayReuseFirst) {
     if (node.args[0].tag != ArgTag::kView || graph.views[node.args[0].a].buffer != from) return false;
-  } else if (desc.family != Family::kPointwise && !fills_first_argument(desc)) {
+  } else if (!works_element_by_element(desc) && !fills_first_argument(desc)) {
     return false;
   }
   const View* source = nullptr;

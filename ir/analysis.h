@@ -38,11 +38,11 @@ bool same_geometry(const View& a, const View& b);
 // that draw random numbers (normal_).
 bool fills_first_argument(const OpDesc& desc);
 
-// Whether the node may create buffer `to` in the memory of buffer `from`. The op must be pointwise or pass
-// fills_first_argument(), or it has kOpMayReuseFirst and its first operand is a view of `from`. All the node's views of
-// the two buffers must have the same geometry. The node must write each element of its views of `to` without reading
-// one, and must only read `from`. The caller checks that nothing needs `from` afterwards, and that the buffers' sizes
-// fit.
+// Whether the node may create buffer `to` in the memory of buffer `from`. The op must be pointwise with an expression
+// or a shape rule, or pass fills_first_argument(), or it has kOpMayReuseFirst and its first operand is a view of
+// `from`. All the node's views of the two buffers must have the same geometry. The node must write each element of its
+// views of `to` without reading one, and must only read `from`. The caller checks that nothing needs `from` afterwards,
+// and that the buffers' sizes fit.
 bool may_work_in_place(const Graph& graph, const Node& node, uint32_t from, uint32_t to);
 
 }  // namespace torch_remote::ir

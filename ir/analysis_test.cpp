@@ -78,6 +78,15 @@ TEST(Analysis, PointwiseOpsAndCopiesMayWorkInPlace) {
   EXPECT_FALSE(in_place("  %1: f32[s0, s0] @b1 = aten::mm(%0, %0)\n"));
 }
 
+TEST(Analysis, OpsThatReadAnOperandTwiceMayNotWorkInPlace) {
+  EXPECT_TRUE(in_place("  %1: f32[s0, s0] @b1 = aten::threshold_backward(%0, %0, threshold=0)\n"));
+  EXPECT_FALSE(in_place("  %1: f32[s0, s0] @b1 = aten::glu_backward(%0, %0, dim=0)\n"));
+  const Graph graph = parsed(
+      "  b0: input\n  b1: fresh(s1) survives\n  b2: fresh(s1) survives\n  %0: f32[s0, s0] @b0\n"
+      "  %1: f32[s0, s0] @b1, %2: i32[s0, s0] @b2 = aten::frexp.Tensor(%0)\n");
+  EXPECT_FALSE(may_work_in_place(graph, graph.nodes[0], 0, 1));
+}
+
 TEST(Analysis, OnlySameElementsMayBeMadeInPlace) {
   EXPECT_FALSE(in_place("  %1: f32[s0, s0]{1, s0} @b1 = aten::relu(%0)\n"));
   EXPECT_FALSE(in_place("  %1: f16[s0, s0] @b1 = aten::relu(%0)\n"));

@@ -122,6 +122,10 @@ TEST(Extents, Overflow) {
   EXPECT_FALSE(extents({2, 2, 1, 1, kMin}, 24).ok());
   EXPECT_FALSE(extents({2, 2, kMin, 1, kMin}, 24).ok());
   EXPECT_FALSE(extents({2, 2, 1, 1, kMax}, 24).ok());
+  // Elements that share memory reach no further than one of them.
+  const Status shared = extents({int64_t{1} << 32, int64_t{1} << 31, 0, 0, 0}, 4);
+  EXPECT_EQ(shared.message(), "remote: view %0 of the program has more elements than 64 bits can count");
+  EXPECT_TRUE(extents({int64_t{1} << 31, int64_t{1} << 31, 0, 0, 0}, 4).ok());
 }
 
 TEST(Extents, ASizeThatTheKeyExcludes) {

@@ -410,6 +410,8 @@ Status check_extents(const Graph& graph, const std::vector<int64_t>& values, std
     const size_t rank = view.sizes.size();
     int64_t last = values[view.offset];  // the last element that the view reaches
     if (last < 0) return wrong("begins at element " + std::to_string(last) + " of its buffer");
+    int64_t elements = 1;
+    bool uncountable = false;
     bool overflow = false;
     bool empty = false;
     for (size_t d = 0; d < rank; ++d) {
@@ -421,12 +423,15 @@ Status check_extents(const Graph& graph, const std::vector<int64_t>& values, std
       }
       // Torch has no negative strides and gives them another meaning.
       if (stride < 0) return wrong("has stride " + std::to_string(stride) + " in dim " + std::to_string(d));
+      // Torch multiplies in this order, so a size of 0 at the end does not help.
+      uncountable |= __builtin_mul_overflow(elements, size, &elements);
       empty |= size == 0;
       if (size == 0) continue;
       int64_t reach = 0;
       overflow |= __builtin_mul_overflow(size - 1, stride, &reach);
       overflow |= __builtin_add_overflow(last, reach, &last);
     }
+    if (uncountable) return wrong("has more elements than 64 bits can count");
     if (empty) continue;
     int64_t bytes = 0;
     overflow |= __builtin_add_overflow(last, 1, &bytes);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "frontend/compile/fx.h"
+#include "frontend/device/current_device.h"
 #include "frontend/ops/registration.h"
 #include "frontend/record/schemas.h"
 #include "ir/ops/composed_ops.h"
@@ -85,9 +86,8 @@ void classify(const c10::OperatorHandle& handle, const std::string& name, GraphO
   if (desc->flags & (ir::kOpDynamicShape | ir::kOpHostResult)) return;
   op.why_not = "torch composes it from other ops, whose random numbers would differ";
   if (torchs && (desc->flags & ir::kOpRandom) && !is_recorded(handle)) return;
-  op.why_not = "the worker does not have it";
-  if (!torchs && !worker_has_op(handle)) return;
   op.kind = Kind::kRecord;
+  op.custom = !torchs;
   op.desc = desc;
 }
 
@@ -120,7 +120,10 @@ std::vector<py::object> GraphOp::arguments(const py::tuple& args, const py::dict
   return all;
 }
 
-bool is_program_op(py::handle target) { return graph_op(target).kind == Kind::kRecord; }
+bool is_program_op(py::handle target) {
+  const GraphOp& op = graph_op(target);
+  return op.kind == Kind::kRecord && (!op.custom || worker_has_op(*op.handle, current_device()));
+}
 
 bool is_single_op(py::handle target) {
   const GraphOp& op = graph_op(target);

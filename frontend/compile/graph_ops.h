@@ -23,6 +23,7 @@ struct GraphOp {
   Kind kind = Kind::kUnsupported;
   const ir::OpDesc* desc = nullptr;
   const char* why_not = "";  // kUnsupported: the reason, for messages
+  bool custom = false;       // kRecord: not one of torch's ops, so a worker may lack it (worker_has_op)
   // kFill, kReplaced: the arguments of `desc` other than the memory, in order.
   struct MappedArgument {
     std::optional<size_t> index;  // index among the node's arguments
@@ -41,16 +42,15 @@ struct GraphOp {
   std::vector<pybind11::object> arguments(const pybind11::tuple& args, const pybind11::dict& kwargs) const;
 };
 
-// Whether a program supports this operator (an OpOverload) as one node. Calls graph_op(). Requires the GIL.
+// Whether a program of the current device supports this operator (an OpOverload) as one node. Calls graph_op(), and
+// worker_has_op() for an operator that is not torch's own. Requires the GIL.
 bool is_program_op(pybind11::handle target);
 
 // Whether this operator (an OpOverload) is recorded as one op in eager mode, too, and mutates only what its schema
 // says. Calls graph_op(). Requires the GIL.
 bool is_single_op(pybind11::handle target);
 
-// The GraphOp of an FX node's target. It is cached, and lives as long as the process. For an operator outside of aten,
-// the first call may start the worker of the current device, and waits for its answer whether it has the op. It then
-// raises the loss of the worker. Requires the GIL, and does not release it.
+// The GraphOp of an FX node's target. It is cached, and lives as long as the process. Requires the GIL.
 const GraphOp& graph_op(pybind11::handle target);
 
 }  // namespace torch_remote::frontend

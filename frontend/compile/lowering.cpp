@@ -9,6 +9,7 @@
 #include "frontend/compile/compiled_graph_builder.h"
 #include "frontend/compile/fx.h"
 #include "frontend/compile/graph_ops.h"
+#include "frontend/ops/registration.h"
 #include "ir/number_kinds.h"
 #include "ir/ops/op_table_generated.h"
 
@@ -34,7 +35,8 @@ Arg number(ArgTag tag, Sym symbol) {
 }  // namespace
 
 struct Lowering::State {
-  State(c10::DeviceIndex device, bool trust_ranges) : builder(device, trust_ranges), symbols(builder.symbols()) {}
+  State(c10::DeviceIndex device, bool trust_ranges)
+      : device(device), builder(device, trust_ranges), symbols(builder.symbols()) {}
 
   // -- arguments ------------------------------------------------------------------------------------------------------
 
@@ -412,6 +414,7 @@ struct Lowering::State {
   Value call(py::handle fx, py::handle target, const py::tuple& args, py::object val) {
     const GraphOp& op = graph_op(target);
     if (op.kind == Kind::kUnsupported) throw_unsupported(op.why_not);
+    if (op.custom && !worker_has_op(*op.handle, device)) throw_unsupported("the worker does not have it");
     if (!val) {
       if (op.kind != Kind::kRecord || !op.desc->results.empty()) throw_unsupported("it has no example value");
       val = py::none();
@@ -436,6 +439,7 @@ struct Lowering::State {
     }
   }
 
+  const c10::DeviceIndex device;
   CompiledGraphBuilder builder;
   Symbols& symbols;                 // of the builder
   py::handle fx_node;               // the node being lowered

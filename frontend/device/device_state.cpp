@@ -18,6 +18,7 @@
 #include "frontend/device/current_device.h"
 #include "frontend/device/device_state.h"
 #include "frontend/device/restore.h"
+#include "frontend/device/without_gil.h"
 #include "frontend/device/worker_names.h"
 #include "frontend/source/source.h"
 #include "remote/capture/capture_writer.h"
@@ -25,19 +26,31 @@
 #include "remote/wire/environment.h"
 
 namespace torch_remote::frontend {
-namespace {
 
-// The worker of a connection. A restore replaces it.
-struct WorkerSlot {
-  std::mutex mutex;
-  std::unique_ptr<remote::WorkerHandle> worker;
-};
-
-struct Connection {
+// The last owner ends the worker: the device, or a thread that uses the client (running_client).
+struct DeviceConnection {
+  // A restore replaces the worker.
+  struct WorkerSlot {
+    std::mutex mutex;
+    std::unique_ptr<remote::WorkerHandle> worker;
+  };
   std::shared_ptr<WorkerSlot> worker_slot;
   std::unique_ptr<remote::Client> client;
   std::shared_ptr<Restore> restore;  // null if lost tensors are not restored
+
+  DeviceConnection() = default;
+  DeviceConnection(const DeviceConnection&) = delete;
+  DeviceConnection& operator=(const DeviceConnection&) = delete;
+  ~DeviceConnection() {
+    const WithoutGil without_gil;  // the threads that end here may need it
+    if (restore) restore->end();
+    restore.reset();
+    client.reset();  // sends the CloseSession message
+    worker_slot.reset();
+  }
 };
+
+namespace {
 
 struct State {
   std::mutex mutex;  // guards `connections` and `connecting`; not held while waiting for a worker
@@ -46,7 +59,8 @@ struct State {
   std::array<std::atomic<bool>, kMaxDevices> cancel_connect{};  // and must stop
   std::array<std::atomic<bool>, kMaxDevices> on_cpu{};
   std::array<std::atomic<remote::Client*>, kMaxDevices> clients{};
-  std::array<Connection, kMaxDevices> connections;
+  std::array<std::atomic<uint64_t>, kMaxDevices> sessions{};  // of `clients`
+  std::array<std::shared_ptr<DeviceConnection>, kMaxDevices> connections;
   std::mutex ended_mutex;  // held while a client is removed and its counters are added to `ended`
   std::array<remote::Counters, kMaxDevices> ended;
   std::array<std::atomic<double>, kMaxDevices> memory_fraction;
@@ -75,7 +89,7 @@ void after_fork_in_child() {
   }
 }
 
-Status start(c10::DeviceIndex device, const remote::KeepWaiting& go_on, Connection& connection) {
+Status start(c10::DeviceIndex device, const remote::KeepWaiting& go_on, DeviceConnection& connection) {
   if (Status status = remote::check_environment(); !status) return status;
   std::shared_ptr<remote::CaptureWriter> capture;
   if (Status status = open_capture(&capture); !status) return status;
@@ -86,7 +100,7 @@ Status start(c10::DeviceIndex device, const remote::KeepWaiting& go_on, Connecti
         "remote: a session that is restored (restore='replay') cannot be captured: unset "
         "TORCH_REMOTE_CAPTURE or TORCH_REMOTE_RESTORE");
   }
-  const auto worker_slot = std::make_shared<WorkerSlot>();
+  const auto worker_slot = std::make_shared<DeviceConnection::WorkerSlot>();
   const auto open = [device, worker_slot](const remote::KeepWaiting& go_on,
                                           std::unique_ptr<remote::Transport>* transport) {
     std::string name;
@@ -132,19 +146,12 @@ Status limit_memory(remote::Client& worker, double fraction, const remote::KeepW
   return worker.memory(request, keep_waiting, &room);
 }
 
-void stop(Connection& connection) {
-  if (connection.restore) connection.restore->end();
-  connection.restore.reset();
-  connection.client.reset();  // sends the CloseSession message
-  connection.worker_slot.reset();
-}
-
 // Requires the GIL. The exception class lives in the Python package.
 void set_worker_lost(const std::string& message) {
   const py::object make = py::module_::import("torch_remote.errors").attr("worker_lost");
   py::object session = py::none(), acknowledged = py::none(), device = py::none();
   for (int i = 0; i < device_count(); ++i) {
-    const remote::Client* client = existing_client(static_cast<c10::DeviceIndex>(i));
+    const std::shared_ptr<remote::Client> client = running_client(static_cast<c10::DeviceIndex>(i));
     if (client == nullptr || client->connection().health().ok()) continue;
     session = py::int_(client->connection().session());
     acknowledged = py::int_(client->connection().last_acknowledged());
@@ -200,33 +207,37 @@ bool begin_connect(c10::DeviceIndex device, Status* status) {
   return s.connecting[device] = true;
 }
 
-// `client` is the connection's client, or null if there is none.
-void finish_connect(c10::DeviceIndex device, Connection connection, remote::Client* client) {
+// `connection` is null if there is none.
+void finish_connect(c10::DeviceIndex device, const std::shared_ptr<DeviceConnection>& connection) {
   State& s = state();
+  remote::Client* client = connection ? connection->client.get() : nullptr;
   std::lock_guard lock(s.mutex);
-  s.connections[device] = std::move(connection);
+  s.connections[device] = connection;
   s.connecting[device] = false;
+  s.sessions[device].store(client ? client->connection().session() : 0, std::memory_order_relaxed);
   s.clients[device].store(client, std::memory_order_release);
   s.changed.notify_all();
 }
 
 }  // namespace
 
-remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept {
+bool connect(c10::DeviceIndex device, Status* status) noexcept {
   State& s = state();
-  if (remote::Client* known = s.clients[device].load(std::memory_order_acquire)) return known;
+  if (s.clients[device].load(std::memory_order_acquire) != nullptr) return true;
   if (s.forked.load()) {
     *status =
         Status(ErrorCode::kUnsupported,
                "Cannot re-initialize remote in forked subprocess. To use remote with multiprocessing, you must use "
                "the 'spawn' start method");
-    return nullptr;
+    return false;
   }
+  // The thread that connects may need the GIL, which a caller of a recorder may hold: Event.record(), a compiled graph.
+  const WithoutGil without_gil;
   bool connecting = false;
-  Connection connection;
+  std::shared_ptr<DeviceConnection> connection;
   try {
     connecting = begin_connect(device, status);
-    if (!connecting) return s.clients[device].load(std::memory_order_acquire);
+    if (!connecting) return s.clients[device].load(std::memory_order_acquire) != nullptr;
     if (!s.used.exchange(true)) {
       pthread_atfork(nullptr, nullptr, after_fork_in_child);
       // Recording does not block, so a backward pass gains nothing from the autograd engine's thread for this device
@@ -234,43 +245,57 @@ remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept {
       // torch.autograd.set_multithreading_enabled reverts it.
       c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
     }
+    connection = std::make_shared<DeviceConnection>();
     {
       const remote::EventSpan span(remote::Event::Kind::kConnect);
       const auto go_on = [&] { return !s.cancel_connect[device].load() && keep_waiting(); };
-      *status = start(device, go_on, connection);
+      *status = start(device, go_on, *connection);
       const double fraction = s.memory_fraction[device];
-      if (status->ok() && fraction < 1) *status = limit_memory(*connection.client, fraction, go_on);
+      if (status->ok() && fraction < 1) *status = limit_memory(*connection->client, fraction, go_on);
     }
-    remote::Client* client = connection.client.get();
     if (!status->ok()) {
-      stop(connection);
-      client = nullptr;
+      connection = nullptr;
     } else {
-      s.on_cpu[device] = client->connection().machine().capabilities.compiles_for_cpu();
-      if (s.observer != nullptr) s.observer->connected(device, *client);
+      s.on_cpu[device] = connection->client->connection().machine().capabilities.compiles_for_cpu();
+      if (s.observer != nullptr) s.observer->connected(device, *connection->client);
     }
-    finish_connect(device, std::move(connection), client);
-    return client;
+    finish_connect(device, connection);
+    return connection != nullptr;
   } catch (const std::exception& error) {
     *status = Status::internal(std::string("remote: starting a worker failed: ") + error.what());
-    if (!connecting) return nullptr;
-    stop(connection);
-    finish_connect(device, {}, nullptr);
-    return nullptr;
+    if (!connecting) return false;
+    connection = nullptr;
+    finish_connect(device, nullptr);
+    return false;
   }
 }
 
 bool runs_on_cpu(c10::DeviceIndex device) noexcept { return state().on_cpu[device].load(std::memory_order_relaxed); }
 
-remote::Client& client(c10::DeviceIndex device) {
-  Status status;
-  remote::Client* found = connect(device, &status);
-  if (found == nullptr) raise(status);
-  return *found;
+std::shared_ptr<remote::Client> client(c10::DeviceIndex device) {
+  for (;;) {
+    if (std::shared_ptr<remote::Client> found = running_client(device)) return found;
+    Status status;
+    if (!connect(device, &status) && !status.ok()) raise(status);
+  }
+}
+
+std::shared_ptr<remote::Client> running_client(c10::DeviceIndex device) noexcept {
+  // In a forked child there is no client, and another thread of the parent may have held the mutex.
+  if (existing_client(device) == nullptr) return nullptr;
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  const std::shared_ptr<DeviceConnection>& connection = s.connections[device < 0 ? 0 : device];
+  if (connection == nullptr) return nullptr;
+  return {connection, connection->client.get()};
 }
 
 remote::Client* existing_client(c10::DeviceIndex device) noexcept {
   return state().clients[device < 0 ? 0 : device].load(std::memory_order_acquire);
+}
+
+uint64_t session_of(c10::DeviceIndex device) noexcept {
+  return existing_client(device) == nullptr ? 0 : state().sessions[device].load(std::memory_order_relaxed);
 }
 
 remote::Counters counters(c10::DeviceIndex device) {
@@ -291,44 +316,55 @@ void reset_counters(c10::DeviceIndex device) {
 double memory_fraction(c10::DeviceIndex device) { return state().memory_fraction[device]; }
 
 void set_memory_fraction(c10::DeviceIndex device, double fraction) {
-  remote::Client& worker = client(device);
+  const std::shared_ptr<remote::Client> worker = client(device);
   state().memory_fraction[device] = fraction;
-  check(limit_memory(worker, fraction, keep_waiting));
+  check(limit_memory(*worker, fraction, keep_waiting));
 }
 
 void observe_connections(ConnectionObserver* observer) { state().observer = observer; }
 
-void restart(c10::DeviceIndex device) {
+void begin_restart(c10::DeviceIndex device) {
   State& s = state();
-  if (remote::Client* worker = existing_client(device); worker != nullptr && s.observer != nullptr) {
-    s.observer->ending(*worker);
+  if (s.observer != nullptr) {
+    if (const std::shared_ptr<remote::Client> worker = running_client(device)) s.observer->ending(*worker);
   }
-  std::unique_lock lock(s.mutex);
-  s.cancel_connect[device] = true;
-  s.changed.wait(lock, [&] { return !s.connecting[device]; });
-  s.cancel_connect[device] = false;
   {
-    std::lock_guard ended_lock(s.ended_mutex);
-    if (remote::Client* client = s.clients[device].exchange(nullptr)) {
-      remote::Counters counters = client->connection().counters();
-      for (const remote::CounterField& field : remote::kCounterFields) {
-        if (field.level) counters.*field.value = 0;
-      }
-      s.ended[device].add(counters);
-    }
+    std::unique_lock lock(s.mutex);
+    s.cancel_connect[device] = true;
+    s.changed.wait(lock, [&] { return !s.connecting[device]; });
+    s.cancel_connect[device] = false;
   }
-  Connection ended = std::exchange(s.connections[device], {});
-  lock.unlock();  // other devices need not wait for this worker
-  stop(ended);
+  if (const std::shared_ptr<remote::Client> worker = running_client(device)) worker->end_waits();
+}
+
+std::shared_ptr<DeviceConnection> detach_worker(c10::DeviceIndex device) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  const std::lock_guard ended_lock(s.ended_mutex);
+  if (remote::Client* client = s.clients[device].exchange(nullptr)) {
+    remote::Counters counters = client->connection().counters();
+    for (const remote::CounterField& field : remote::kCounterFields) {
+      if (field.level) counters.*field.value = 0;
+    }
+    s.ended[device].add(counters);
+  }
+  return std::exchange(s.connections[device], nullptr);
+}
+
+void end_worker(std::shared_ptr<DeviceConnection> connection) {
+  if (connection == nullptr) return;
+  if (connection->restore) connection->restore->end();
+  connection->client->end_waits();
+  connection.reset();
 }
 
 int worker_process(c10::DeviceIndex device) {
   State& s = state();
   std::lock_guard lock(s.mutex);
-  const Connection& connection = s.connections[device];
-  if (!connection.worker_slot) return -1;
-  std::lock_guard slot_lock(connection.worker_slot->mutex);
-  return connection.worker_slot->worker ? connection.worker_slot->worker->process() : -1;
+  const std::shared_ptr<DeviceConnection>& connection = s.connections[device];
+  if (!connection) return -1;
+  std::lock_guard slot_lock(connection->worker_slot->mutex);
+  return connection->worker_slot->worker ? connection->worker_slot->worker->process() : -1;
 }
 
 void set_restore(c10::DeviceIndex device, const RestoreOptions& options) {
@@ -344,7 +380,7 @@ namespace {
 std::shared_ptr<Restore> restore_of(c10::DeviceIndex device) {
   State& s = state();
   std::lock_guard lock(s.mutex);
-  return s.connections[device].restore;
+  return s.connections[device] ? s.connections[device]->restore : nullptr;
 }
 
 }  // namespace
@@ -369,8 +405,8 @@ void end_checkpoints(c10::DeviceIndex device) {
 uint64_t times_restored(c10::DeviceIndex device) {
   State& s = state();
   std::lock_guard lock(s.mutex);
-  const Connection& connection = s.connections[device];
-  return connection.restore ? connection.restore->restored() : 0;
+  const std::shared_ptr<DeviceConnection>& connection = s.connections[device];
+  return connection && connection->restore ? connection->restore->restored() : 0;
 }
 
 bool in_bad_fork() { return state().forked.load(std::memory_order_relaxed); }

@@ -24,15 +24,22 @@ c10::DeviceIndex checked_device(int index);
 // The files of the installed package. The Python package sets them once, before the first use of a device.
 remote::WorkerFiles& paths();
 
-// The device's client, which lives until restart(). Starts the worker if there is none; Ctrl-C interrupts the start, as
-// it does any wait. A failure raises an exception, as raise() does; its message names the fix. Thread safe. Call it
-// with no lock held and without the GIL, because a worker may take long to start. One thread connects a device, and
-// other threads that need this device wait for it. Threads that use other devices do not wait.
-remote::Client& client(c10::DeviceIndex device);
-// Like client(), but returns null and sets *status instead of raising.
-remote::Client* connect(c10::DeviceIndex device, Status* status) noexcept;
-// The client if there is one. Never starts a worker.
+// The device's client. Starts the worker if there is none; Ctrl-C interrupts the start, as it does any wait. A failure
+// raises an exception, as raise() does; its message names the fix. Thread safe. Call it with no lock held, because a
+// worker may take long to start. It releases the GIL meanwhile. One thread connects a device, and other threads that
+// need this device wait for it. Threads that use other devices do not wait.
+// After a restart, the calls of the old client return kLost. Its last owner ends the worker.
+std::shared_ptr<remote::Client> client(c10::DeviceIndex device);
+// Like client(), but returns whether there is a worker, and sets *status instead of raising. It returns false with an
+// unchanged *status if another thread has ended the worker meanwhile.
+bool connect(c10::DeviceIndex device, Status* status) noexcept;
+// The client if there is one, else null. Never starts a worker.
+std::shared_ptr<remote::Client> running_client(c10::DeviceIndex device) noexcept;
+// The same without a reference. Use the client only with the lock of the device's traces held: it lives until
+// detach_worker(), which requires this lock.
 remote::Client* existing_client(c10::DeviceIndex device) noexcept;
+// The client's session, 0 if there is none. Takes no lock.
+uint64_t session_of(c10::DeviceIndex device) noexcept;
 // Whether the device's current or last worker computes on a CPU.
 bool runs_on_cpu(c10::DeviceIndex device) noexcept;
 
@@ -46,9 +53,16 @@ void reset_counters(c10::DeviceIndex device);
 double memory_fraction(c10::DeviceIndex device);
 void set_memory_fraction(c10::DeviceIndex device, double fraction);
 
-// Ends the worker, if there is one. If a thread is starting the worker, that start is canceled first. The next use of
-// the device starts another worker.
-void restart(c10::DeviceIndex device);
+// The next three functions end the device's worker, if there is one. The next use of the device starts another worker.
+//
+// Cancels a start of the worker. Ends the waits of other threads, which return kLost. Call it with no lock held and
+// without the GIL.
+void begin_restart(c10::DeviceIndex device);
+struct DeviceConnection;
+// Removes the worker from the device. Call it with the lock of the device's traces held.
+[[nodiscard]] std::shared_ptr<DeviceConnection> detach_worker(c10::DeviceIndex device);
+// Ends the worker. Waits for threads that may need the GIL: call it with no lock held and without the GIL.
+void end_worker(std::shared_ptr<DeviceConnection> connection);
 
 // An observer of connections. Its functions are called by the thread that connects or restarts the device.
 class ConnectionObserver {
@@ -57,7 +71,7 @@ class ConnectionObserver {
   // Called after the worker is connected, before other threads can use it. It must return quickly, and use `worker`
   // instead of client(device), which would wait for this connection.
   virtual void connected(c10::DeviceIndex device, remote::Client& worker) noexcept = 0;
-  // Called by restart() before it ends the worker. The package calls restart() at the end of the process, too.
+  // Called by begin_restart(). The package ends all workers at the end of the process, too.
   virtual void ending(remote::Client& worker) noexcept = 0;
 };
 // Sets the only observer, which must live as long as the process. Call it during import, before other threads use a

@@ -157,7 +157,7 @@ c10::intrusive_ptr<c10::TensorImpl> RemoteTensorImpl::copy(Version&& version_cou
   }
   auto impl = c10::make_intrusive<RemoteTensorImpl>(c10::Storage(storage()), key_set_, data_type_);
   copy_tensor_metadata(this, impl.get(), std::forward<Version>(version_counter), allow_tensor_metadata_change);
-  impl->view = view;
+  impl->view = std::atomic_ref(view).load(std::memory_order_relaxed);
   return impl;
 }
 

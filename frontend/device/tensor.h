@@ -12,8 +12,8 @@
 namespace torch_remote::frontend {
 
 // Index of a storage or a tensor in a trace that is being recorded. Only valid while `epoch` equals the epoch of that
-// trace (TraceEncoder).
-struct TraceSlot {
+// trace (TraceEncoder). Aligned for a single load or store.
+struct alignas(8) TraceSlot {
   uint32_t epoch = 0;
   uint32_t index = 0;
 };
@@ -57,7 +57,9 @@ class RemoteTensorImpl final : public c10::TensorImpl {
                                                          bool allow_tensor_metadata_change) const override;
   void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) override;
 
-  mutable TraceSlot view;  // guarded by the lock of the device's traces; a copy of the tensor reads it without
+  // Guarded by the lock of the device's traces. A copy of the tensor reads it without this lock, while another thread
+  // may record a call with the tensor. So that read, and the recorder's store, are atomic.
+  mutable TraceSlot view;
 
  private:
   template <typename Version>

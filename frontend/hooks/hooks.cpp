@@ -19,6 +19,7 @@
 #include "frontend/device/device_state.h"
 #include "frontend/device/generator.h"
 #include "frontend/device/tensor.h"
+#include "frontend/device/without_gil.h"
 #include "frontend/record/recorder.h"
 #include "frontend/record/requests.h"
 #include "frontend/record/storages.h"
@@ -57,7 +58,7 @@ class RemoteAllocator final : public c10::DeviceAllocator {
   void recordStream(const c10::DataPtr&, c10::Stream) override {}
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex device) override {
     c10::CachingDeviceAllocator::DeviceStats stats;
-    const remote::Client* worker = existing_client(checked_device(device));
+    const std::shared_ptr<remote::Client> worker = running_client(checked_device(device));
     if (worker == nullptr) return stats;
     const remote::MemoryUse use = worker->connection().memory_use();
     const auto set = [](c10::CachingAllocator::StatArray& all, const remote::MemoryStat& stat) {
@@ -91,7 +92,7 @@ class RemoteAllocator final : public c10::DeviceAllocator {
     ask_if_connected(device, request);
   }
   std::pair<size_t, size_t> getMemoryInfo(DeviceIndex device) override {
-    return {request_memory(checked_device(device), {}).free, client(device).connection().machine().memory};
+    return {request_memory(checked_device(device), {}).free, client(device)->connection().machine().memory};
   }
 
  private:
@@ -199,7 +200,9 @@ PinnedAllocator& pinned_allocator() {
 struct RemoteHooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
-  bool hasPrimaryContext(DeviceIndex device) const override { return existing_client(device) != nullptr; }
+  bool hasPrimaryContext(DeviceIndex device) const override {
+    return device < device_count() && existing_client(device) != nullptr;
+  }
   void init() const override { check_not_forked(); }
   DeviceIndex deviceCount() const override { return static_cast<DeviceIndex>(device_count()); }
   void setCurrentDevice(DeviceIndex device) const override { set_current_device(device); }
@@ -228,16 +231,17 @@ struct RemoteHooks final : at::PrivateUse1HooksInterface {
 constexpr uint32_t kStreams = 32;  // in addition to the default stream 0; the size of CUDA's stream pools
 thread_local std::array<c10::StreamId, kMaxDevices> current_streams{};
 
-Stream stream_of(Device device, c10::StreamId id) {
-  return Stream(Stream::UNSAFE, Device(DeviceType::PrivateUse1, device.has_index() ? device.index() : current_device()),
-                id);
+// The device's index; without one, that of the current device. Raises if there is no such device.
+DeviceIndex index_of(Device device) { return device.has_index() ? checked_device(device.index()) : current_device(); }
+
+Stream stream_of(DeviceIndex device, c10::StreamId id) {
+  return Stream(Stream::UNSAFE, Device(DeviceType::PrivateUse1, device), id);
 }
 
 Stream next_stream(Device device) {
   static std::array<std::atomic<uint32_t>, kMaxDevices> next{};
-  const Stream first = stream_of(device, 0);
-  const uint32_t number = next[first.device_index()].fetch_add(1, std::memory_order_relaxed);
-  return stream_of(first.device(), 1 + number % kStreams);
+  const DeviceIndex index = index_of(device);
+  return stream_of(index, 1 + next[index].fetch_add(1, std::memory_order_relaxed) % kStreams);
 }
 
 // A point in program order. A timed event flushes the recorded ops and sends a RecordEvent message after them. An
@@ -256,18 +260,19 @@ struct Event {
   remote::RecordedEvent recorded;
 
   // The client to which the event was sent. Null if it was not sent or if that worker is gone.
-  remote::Client* receiver() const {
-    remote::Client* worker = state == State::kSent ? existing_client(device) : nullptr;
+  std::shared_ptr<remote::Client> receiver() const {
+    std::shared_ptr<remote::Client> worker = state == State::kSent ? running_client(device) : nullptr;
     return worker != nullptr && worker->connection().session() == session ? worker : nullptr;
   }
   void forget() noexcept {
-    if (remote::Client* worker = receiver()) worker->events().forget(ticket);
+    if (const std::shared_ptr<remote::Client> worker = receiver()) worker->events().forget(ticket);
     state = State::kRecorded;
     has_time = checked_failures = recorded.failed = false;
   }
   void send() {
+    const WithoutGil without_gil;  // torch holds it when it records or queries an event
     Recorder::get(device).flush("event");
-    remote::Client* worker = timed ? &client(device) : existing_client(device);
+    const std::shared_ptr<remote::Client> worker = timed ? client(device) : running_client(device);
     if (worker == nullptr || (!timed && worker->events().is_idle())) {
       state = State::kDone;
       return;
@@ -279,13 +284,13 @@ struct Event {
   bool is_reached() {
     if (state == State::kRecorded) send();
     if (state == State::kDone) return true;
-    remote::Client* worker = receiver();
+    const std::shared_ptr<remote::Client> worker = receiver();
     return worker == nullptr || worker->events().is_reached(ticket);
   }
   void wait() {
     if (state == State::kRecorded) send();
     if (state == State::kDone) return;
-    if (remote::Client* worker = receiver(); worker != nullptr) {
+    if (const std::shared_ptr<remote::Client> worker = receiver(); worker != nullptr) {
       const WaitSpan span("event", wait_line());
       const Status status = worker->events().wait(ticket, keep_waiting, &recorded);
       if (status.code() != ErrorCode::kInterrupted) state = State::kDone;
@@ -314,10 +319,10 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
   }
   Stream getStream(Device device) const override {
     choose_backward_thread();
-    const Stream first = stream_of(device, 0);
-    return stream_of(first.device(), current_streams[first.device_index()]);
+    const DeviceIndex index = index_of(device);
+    return stream_of(index, current_streams[index]);
   }
-  Stream getDefaultStream(Device device) const override { return stream_of(device, 0); }
+  Stream getDefaultStream(Device device) const override { return stream_of(index_of(device), 0); }
   Stream getStreamFromGlobalPool(Device device, bool) const override { return next_stream(device); }
   Stream getNewStream(Device device, int) const override { return next_stream(device); }
   Stream exchangeStream(Stream stream) const override {  // getStream calls choose_backward_thread
@@ -329,10 +334,11 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
   DeviceIndex deviceCount() const noexcept override { return static_cast<DeviceIndex>(device_count()); }
 
   void record(void** event, const Stream& stream, const DeviceIndex device, const c10::EventFlag flag) const override {
+    const DeviceIndex index = checked_device(device < 0 ? stream.device_index() : device);
     if (*event == nullptr) *event = new Event;
     auto* e = static_cast<Event*>(*event);
     e->forget();
-    e->device = device < 0 ? stream.device_index() : device;
+    e->device = index;
     e->timed = flag == c10::EventFlag::BACKEND_DEFAULT;
     if (e->timed) e->send();
   }
@@ -369,12 +375,16 @@ struct RemoteGuard final : c10::impl::DeviceGuardImplInterface {
   }
   // Whether all ops sent to the device are done. The stream does not matter, because a device has one order.
   bool queryStream(const Stream& stream) const override {
-    Recorder::get(stream.device_index()).flush("stream");
-    remote::Client* worker = existing_client(stream.device_index());
+    const DeviceIndex device = checked_device(stream.device_index());
+    const WithoutGil without_gil;
+    Recorder::get(device).flush("stream");
+    const std::shared_ptr<remote::Client> worker = running_client(device);
     return worker == nullptr || worker->events().is_idle();
   }
-  void synchronizeStream(const Stream& stream) const override { Recorder::get(stream.device_index()).synchronize(); }
-  void synchronizeDevice(const DeviceIndex device) const override { Recorder::get(device).synchronize(); }
+  void synchronizeStream(const Stream& stream) const override { synchronizeDevice(stream.device_index()); }
+  void synchronizeDevice(const DeviceIndex device) const override {
+    Recorder::get(checked_device(device)).synchronize();
+  }
   void recordDataPtrOnStream(const c10::DataPtr&, const Stream&) const override {}
   c10::DeviceCapability getDeviceCapability(Device) const override {
     c10::DeviceCapability capability;

@@ -150,6 +150,8 @@ std::vector<at::Tensor> GraphObject::run(const std::vector<at::Tensor>& inputs,
   for (size_t i = 0; i < inputs.size(); ++i) {
     TORCH_CHECK_VALUE(is_remote(inputs[i]), "remote: input ", i, " of the graph is on ", inputs[i].device(),
                       "; move it with .to(\"remote\")");
+    TORCH_CHECK_VALUE(!inputs[i].is_conj() && !inputs[i].is_neg(), "remote: input ", i,
+                      " of the graph is a lazy conjugate or negative; call .resolve_conj() or .resolve_neg() first");
     TORCH_CHECK(inputs[i].device() == inputs[0].device(), "Expected all tensors to be on the same device, but input ",
                 i, " of the graph is on ", inputs[i].device(), ", and input 0 is on ", inputs[0].device(),
                 "; move one with .to(...)");

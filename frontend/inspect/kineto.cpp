@@ -21,6 +21,7 @@
 
 #include "frontend/device/current_device.h"
 #include "frontend/device/device_state.h"
+#include "frontend/device/without_gil.h"
 #include "frontend/inspect/profile.h"
 #include "frontend/record/recorder.h"
 #include "frontend/record/requests.h"
@@ -33,20 +34,6 @@ using libkineto::ActivityType;
 using remote::Event;
 
 constexpr uint64_t kMaxEvents = 4'000'000;  // limit on the events of this process, and on those of each worker
-
-// Releases the GIL if this thread holds it: torch.profiler calls with and without it.
-class WithoutGil {
- public:
-  WithoutGil() : state_(Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr) {}
-  ~WithoutGil() {
-    if (state_ != nullptr) PyEval_RestoreThread(state_);
-  }
-  WithoutGil(const WithoutGil&) = delete;
-  WithoutGil& operator=(const WithoutGil&) = delete;
-
- private:
-  PyThreadState* state_;
-};
 
 // How far kineto's clock (CLOCK_REALTIME) is ahead of CLOCK_MONOTONIC, in ns.
 int64_t realtime_offset_ns() {

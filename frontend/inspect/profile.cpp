@@ -237,7 +237,7 @@ bool start_recording(uint64_t limit) {
     state().sessions.clear();
   }
   for_each_device([&](c10::DeviceIndex device) {
-    if (remote::Client* worker = existing_client(device)) start_session(device, *worker, limit, keep_waiting);
+    if (const auto worker = running_client(device)) start_session(device, *worker, limit, keep_waiting);
     Recorder::get(device).traces().profile_starts();
   });
   std::lock_guard lock(state().mutex);
@@ -250,7 +250,7 @@ Recording stop_recording() {
   const ir::SourceRef line = user_line();
   for_each_device([&](c10::DeviceIndex device) {
     (void)Recorder::get(device).try_flush({"profile ends"}, line);
-    remote::Client* worker = existing_client(device);
+    const std::shared_ptr<remote::Client> worker = running_client(device);
     if (worker == nullptr) return;
     {
       const WaitSpan span("profile ends", line);
@@ -261,7 +261,7 @@ Recording stop_recording() {
   recording.end = remote::monotonic_ns();
   recording.client = EventLog::stop();
   for_each_device([&](c10::DeviceIndex device) {
-    if (remote::Client* worker = existing_client(device)) stop_session(*worker, keep_waiting);
+    if (const auto worker = running_client(device)) stop_session(*worker, keep_waiting);
   });
   std::lock_guard lock(state().mutex);
   recording.begin = state().begin;

@@ -19,6 +19,7 @@
 #include <limits>
 
 #include "frontend/device/tensor.h"
+#include "frontend/record/record_kernel.h"
 #include "frontend/record/recorder.h"
 #include "ir/ops/op_table_generated.h"
 
@@ -125,7 +126,9 @@ Results forward(const Tensor& query, const Tensor& key, const Tensor& value, con
                 double dropout, bool causal, bool, std::optional<double> scale) {
   TORCH_CHECK(dropout == 0.0,
               "remote: fused attention has no dropout; scaled_dot_product_attention chooses another backend");
-  const c10::DeviceIndex device = query.device().index();
+  const ir::OpDesc& op = ir::op_desc(ir::ops::remote_attention);
+  const IValue args[] = {query, key, value, bias, causal, scale};
+  const c10::DeviceIndex device = operand_device(op, args);
   const int64_t b = query.size(0), h = query.size(1), n = query.size(2);
   // Has the strides of empty_like. empty_like would fill the memory in deterministic mode, but the op overwrites it
   // all.
@@ -135,8 +138,7 @@ Results forward(const Tensor& query, const Tensor& key, const Tensor& value, con
                                        query.scalar_type(), device);
   const auto statistics = query.scalar_type() == c10::kDouble ? c10::kDouble : c10::kFloat;
   const Tensor logsumexp = make_tensor({b, h, n}, {n * h, 1, h}, statistics, device);
-  const IValue args[] = {query, key, value, bias, causal, scale};
-  Recorder::get(device).record(ir::op_desc(ir::ops::remote_attention), args, {out, logsumexp}, {}, std::nullopt);
+  Recorder::get(device).record(op, args, {out, logsumexp}, {}, std::nullopt);
   const auto nothing = [&](c10::ScalarType dtype) { return make_contiguous_tensor({0}, dtype, device); };
   return {out,         logsumexp,           nothing(c10::kInt),  nothing(c10::kInt),          n,
           key.size(2), nothing(c10::kLong), nothing(c10::kLong), nothing(query.scalar_type())};
@@ -150,15 +152,15 @@ Gradients backward(const Tensor& grad, const Tensor& query, const Tensor& key, c
   TORCH_CHECK(
       !mask[3],
       "remote: fused attention has no gradient for the mask; scaled_dot_product_attention chooses another backend");
-  const c10::DeviceIndex device = query.device().index();
+  const ir::OpDesc& op = ir::op_desc(ir::ops::remote_attention_backward);
+  const IValue args[] = {grad,   query, key, value, out, logsumexp, bias.defined() ? IValue(bias) : IValue(),
+                         causal, scale};
+  const c10::DeviceIndex device = operand_device(op, args);
   const auto like = [&](const Tensor& t) {
     return heads_tensor(t.size(0), t.size(1), t.size(2), t.size(3), t.scalar_type(), device);
   };
   const Tensor grad_query = like(query), grad_key = like(key), grad_value = like(value);
-  const IValue args[] = {grad,   query, key, value, out, logsumexp, bias.defined() ? IValue(bias) : IValue(),
-                         causal, scale};
-  Recorder::get(device).record(ir::op_desc(ir::ops::remote_attention_backward), args,
-                               {grad_query, grad_key, grad_value}, {}, std::nullopt);
+  Recorder::get(device).record(op, args, {grad_query, grad_key, grad_value}, {}, std::nullopt);
   return {grad_query, grad_key, grad_value, Tensor()};
 }
 

@@ -7,12 +7,14 @@
 #include <array>
 #include <atomic>
 #include <cstdlib>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "frontend/device/device_state.h"
+#include "frontend/device/without_gil.h"
 #include "frontend/ops/cpu_fallback.h"
 #include "frontend/record/wait_span.h"
 
@@ -81,8 +83,9 @@ void reset_client_fallbacks() { calls.store(0, std::memory_order_relaxed); }
 bool worker_has(const c10::OperatorHandle& op, c10::DeviceIndex device) {
   if (op.operator_name().name.starts_with("aten::")) return true;
   const std::string name = c10::toString(op.operator_name());
-  remote::Client& worker = client(device);
-  const uint64_t session = worker.connection().session();
+  const WithoutGil without_gil;  // the answer may come after a program whose build needs the GIL
+  const std::shared_ptr<remote::Client> worker = client(device);
+  const uint64_t session = worker->connection().session();
   AllAnswers& all = all_answers();
   Answers& answers = all.devices[device];
   {
@@ -93,7 +96,7 @@ bool worker_has(const c10::OperatorHandle& op, c10::DeviceIndex device) {
   bool has = false;
   remote::OpError error;
   const WaitSpan span("has op", wait_line());
-  const Status status = worker.has_op(name, keep_waiting, &has, &error);
+  const Status status = worker->has_op(name, keep_waiting, &has, &error);
   if (!error.status.ok()) raise(error);
   check(status);
   const std::lock_guard lock(all.mutex);

@@ -133,6 +133,13 @@ Tensor reshape_alias(const Tensor& self, SymIntArrayRef sym_size, SymIntArrayRef
   return make_view(self, size, stride, self.storage_offset());
 }
 
+// The view has one more dim.
+Tensor view_as_real(const Tensor& self) {
+  Tensor result = at::native::view_as_real(self);
+  if (!symbolic(result)) check_rank(result.sizes());
+  return result;
+}
+
 // -- storages
 // -------------------------------------------------------------------------------------------------------------
 
@@ -267,6 +274,9 @@ void copy_between_devices(const Tensor& self, const Tensor& source) {
 
 Tensor& copy_(Tensor& self, const Tensor& given, bool non_blocking) {
   if (self.is_same(given)) return self;
+  if (is_remote(self) && given.is_complex() && !self.is_complex()) {  // a copy to the CPU warns there
+    TORCH_WARN_ONCE("Casting complex values to real discards the imaginary part");
+  }
   // A lazy conjugate or negative is resolved on the device of the bytes.
   if (is_remote(self) && self.is_conj()) {
     // The conjugate of a real number has the imaginary part -0, so real sources are conjugated, too.
@@ -377,7 +387,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("view", &view);
   library.impl("_reshape_alias", &reshape_alias);
   library.impl("unfold", TORCH_FN(at::native::unfold));
-  library.impl("view_as_real", TORCH_FN(at::native::view_as_real));
+  library.impl("view_as_real", &view_as_real);
   library.impl("view_as_complex", TORCH_FN(at::native::view_as_complex));
   library.impl("resize_", &resize_);
   library.impl("set_.source_Storage", &set_storage);

@@ -138,7 +138,7 @@ OpEntry* make_entry(const c10::OperatorHandle& handle) {
   const auto found = table.by_name.find(name);
   if (found != table.by_name.end()) return found->second;
   const ir::Opcode opcode = ir::find_op(name);
-  const ir::OpDesc* desc = opcode != ir::kInvalidOpcode ? &ir::op_desc(opcode) : describe(handle);
+  const ir::OpDesc* desc = opcode < ir::kFirstOpaque ? &ir::op_desc(opcode) : describe(handle);
   if (opcode < ir::kFirstOpaque && !fits(*desc, handle.schema())) desc = nullptr;
   OpEntry* entry = desc != nullptr ? &table.all.emplace_back(handle, desc) : nullptr;
   table.by_name.emplace(name, entry);
@@ -180,16 +180,23 @@ c10::DeviceIndex device_of_call(c10::ArrayRef<c10::IValue> args) {
   return current_device();
 }
 
-bool ask_worker(const OpEntry& entry, c10::DeviceIndex device) {
-  const auto session = [device] {
-    const remote::Client* worker = existing_client(device);
-    return worker == nullptr ? 0 : worker->connection().session();
-  };
-  if (const uint64_t current = session(); current != 0 && entry.found_in.load(std::memory_order_relaxed) == current) {
-    return true;
+// Forgets an op when it is removed from the dispatcher, which invalidates the entry's handle. Notebooks remove a custom
+// op and define it again, perhaps with another schema.
+class RemovalListener final : public c10::OpRegistrationListener {
+ public:
+  void onOperatorRegistered(const c10::OperatorHandle&) override {}
+  void onOperatorDeregistered(const c10::OperatorHandle& handle) override {
+    Entries& table = entries();
+    const std::lock_guard lock(table.mutex);
+    table.by_name.erase(c10::toString(handle.operator_name()));
   }
+};
+
+bool ask_worker(const OpEntry& entry, c10::DeviceIndex device) {
+  const uint64_t session = session_of(device);
+  if (session != 0 && entry.found_in.load(std::memory_order_relaxed) == session) return true;
   if (!worker_has(entry.handle, device)) return false;
-  entry.found_in.store(session(), std::memory_order_relaxed);
+  entry.found_in.store(session, std::memory_order_relaxed);
   return true;
 }
 
@@ -197,10 +204,14 @@ bool ask_worker(const OpEntry& entry, c10::DeviceIndex device) {
 void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* stack) {
   const OpEntry* entry = entry_of(handle);
   if (entry == nullptr) {
-    const bool in_table = ir::find_op(c10::toString(handle.operator_name())) < ir::kFirstOpaque;
-    return run_on_client(handle, stack,
-                         in_table ? "has other arguments in this version of torch than torch_remote knows"
-                                  : "has an argument or result of a type that cannot be recorded");
+    const ir::Opcode opcode = ir::find_op(c10::toString(handle.operator_name()));
+    const char* why = "has an argument or result of a type that cannot be recorded";
+    if (opcode < ir::kFirstOpaque) {
+      why = "has other arguments in this version of torch than torch_remote knows";
+    } else if (opcode != ir::kInvalidOpcode) {
+      why = "was defined with another schema before in this process";
+    }
+    return run_on_client(handle, stack, why);
   }
   if (!ask_worker(*entry, device_of_call(torch::jit::last(*stack, entry->arg_count)))) {
     return run_on_client(handle, stack, "is registered in this process, but not in the worker's");
@@ -243,6 +254,7 @@ void register_ops() {
   for (OpEntry& entry : table.all) {
     if (entry.functional != nullptr) entry.refused_dtypes |= entry.functional->refused_dtypes;
   }
+  handles->push_back(dispatcher.addRegistrationListener(std::make_unique<RemovalListener>()));
 }
 
 const ir::OpDesc* graph_desc(const c10::OperatorHandle& handle) {
@@ -254,8 +266,9 @@ bool is_recorded(const c10::OperatorHandle& handle) {
   return wanted(handle, ir::find_op(c10::toString(handle.operator_name())) < ir::kFirstOpaque);
 }
 
-bool worker_has_op(const c10::OperatorHandle& handle) {
-  return entry_of(handle) != nullptr && worker_has(handle, current_device());
+bool worker_has_op(const c10::OperatorHandle& handle, c10::DeviceIndex device) {
+  const OpEntry* entry = entry_of(handle);
+  return entry != nullptr && ask_worker(*entry, device);
 }
 
 std::vector<std::pair<std::string, uint64_t>> meta_key_calls() {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <string>
@@ -25,8 +26,8 @@ void register_ops();
 const ir::OpDesc* graph_desc(const c10::OperatorHandle& handle);
 // Whether a call of the op is recorded as one record of this op, and not as the ops that torch composes it of.
 bool is_recorded(const c10::OperatorHandle& handle);
-// Whether the worker of the current device has an op that is not torch's own; see worker_has (cpu_fallback.h).
-bool worker_has_op(const c10::OperatorHandle& handle);
+// Whether the device's worker has an op that is not torch's own. Asks each worker once, as worker_has (cpu_fallback.h).
+bool worker_has_op(const c10::OperatorHandle& handle, c10::DeviceIndex device);
 
 // The ops whose shapes came from the dispatcher's Meta key (tier 3), and the number of such calls. Cache hits do not
 // count.

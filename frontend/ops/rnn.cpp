@@ -21,6 +21,7 @@
 #include <algorithm>
 
 #include "frontend/device/tensor.h"
+#include "frontend/record/record_kernel.h"
 #include "frontend/record/recorder.h"
 #include "ir/ops/op_table_generated.h"
 
@@ -137,7 +138,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> layer_forward(
     bool batch_first, double dropout, bool train, bool, c10::SymIntArrayRef batch_sizes, const std::optional<Tensor>&) {
   check_layer(proj_size.expect_int(), layers, batch_first, dropout, batch_sizes);
   const auto mode = static_cast<RnnMode>(number);
-  const c10::DeviceIndex device = input.device().index();
+  const ir::OpDesc& op = ir::op_desc(ir::ops::remote_rnn);
+  const IValue args[] = {input, weight, hx, cx, number};
+  const c10::DeviceIndex device = operand_device(op, args);
   const auto type = input.scalar_type();
   const int64_t steps = input.size(0), batch = input.size(1), directions = hx.size(0), units = hx.size(2);
   const auto item_size = static_cast<int64_t>(c10::elementSize(type));
@@ -145,8 +148,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> layer_forward(
   const auto make = [&](c10::IntArrayRef sizes) { return make_contiguous_tensor(sizes, type, device); };
   const Tensor output = make({steps, batch, directions * units}), hy = make(hx.sizes());
   const Tensor cy = make(mode == RnnMode::kLstm ? hx.sizes() : c10::IntArrayRef{0}), reserve = make({kept});
-  const IValue args[] = {input, weight, hx, cx, number};
-  Recorder::get(device).record(ir::op_desc(ir::ops::remote_rnn), args, {output, hy, cy, reserve}, {}, std::nullopt);
+  Recorder::get(device).record(op, args, {output, hy, cy, reserve}, {}, std::nullopt);
   return {output, hy, cy, reserve, make({0})};
 }
 
@@ -157,7 +159,9 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> layer_backward(
     c10::SymInt proj_size, int64_t layers, bool batch_first, double dropout, bool, bool,
     c10::SymIntArrayRef batch_sizes, const std::optional<Tensor>&, const Tensor& reserve, std::array<bool, 4> mask) {
   check_layer(proj_size.expect_int(), layers, batch_first, dropout, batch_sizes);
-  const c10::DeviceIndex device = input.device().index();
+  const ir::OpDesc& op = ir::op_desc(ir::ops::remote_rnn_backward);
+  const IValue args[] = {input, weight, hx, cx, output, grad_output, grad_hy, grad_cy, mode, reserve};
+  const c10::DeviceIndex device = operand_device(op, args);
   std::vector<Tensor> results;
   const auto add = [&](bool wanted, const Tensor& like) {
     const bool made = wanted && like.defined();
@@ -167,9 +171,8 @@ std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>> layer_backward(
   add(mask[1], hx);
   add(mask[2], cx.value_or(Tensor()));
   for (size_t i = 0; mask[3] && i < weight.size(); ++i) add(true, weight[i]);
-  const IValue args[] = {input, weight, hx, cx, output, grad_output, grad_hy, grad_cy, mode, reserve};
   const auto listed = static_cast<uint32_t>(results.size() - 3);
-  Recorder::get(device).record(ir::op_desc(ir::ops::remote_rnn_backward), args, results, listed, std::nullopt);
+  Recorder::get(device).record(op, args, results, listed, std::nullopt);
   return {results[0], results[1], results[2], {results.begin() + 3, results.end()}};
 }
 

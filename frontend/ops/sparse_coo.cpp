@@ -134,7 +134,10 @@ Tensor& add_to(Tensor& self, const Tensor& other, const Scalar& alpha) {
 
 Tensor& sum_out(const Tensor& self, const Tensor& other, const Scalar& alpha, Tensor& out) {
   const Tensor sum = added(self, other, alpha);
-  return out.is_sparse() ? assign_contents(out, sum) : out.resize_(sum.sizes()).copy_(sum);
+  if (out.is_sparse()) return assign_contents(out, sum);
+  TORCH_CHECK(at::can_cast(sum.scalar_type(), out.scalar_type()), "Can't convert result type ", sum.scalar_type(),
+              " to output ", out.scalar_type(), " in add operation");
+  return out.resize_(sum.sizes()).copy_(sum);
 }
 
 Tensor difference(const Tensor& self, const Tensor& other, const Scalar& alpha) { return added(self, other, -alpha); }

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "frontend/ops/sparse.h"
+#include "frontend/shapes/call_checks.h"
 
 namespace torch_remote::frontend::sparse {
 
@@ -121,6 +122,8 @@ Tensor sparse_addmm(const Tensor& self, const Tensor& mat1, const Tensor& mat2, 
               mat2.sizes());
   TORCH_CHECK(mat1.size(1) == mat2.size(0), "mat1 and mat2 shapes cannot be multiplied (", mat1.size(0), "x",
               mat1.size(1), " and ", mat2.size(0), "x", mat2.size(1), ")");
+  check_same_dtype(first ? mat1 : mat2, first ? mat2 : mat1);
+  check_same_dtype(mat1, self);
   return scaled_sum(self, first ? times(mat1, mat2).squeeze(0) : times(mat2.t(), mat1.t()).squeeze(0).t(), beta, alpha);
 }
 
@@ -133,6 +136,8 @@ Tensor sparse_baddbmm(const Tensor& self, const Tensor& batch1, const Tensor& ba
               " and ", batch2.sizes());
   TORCH_CHECK(batch1.size(0) == batch2.size(0) && batch1.size(2) == batch2.size(1),
               "bmm: sizes cannot be multiplied: ", batch1.sizes(), " and ", batch2.sizes());
+  check_same_dtype(first ? batch1 : batch2, first ? batch2 : batch1);
+  check_same_dtype(batch1, self);
   return scaled_sum(
       self, first ? times(batch1, batch2) : times(batch2.transpose(1, 2), batch1.transpose(1, 2)).transpose(1, 2), beta,
       alpha);
@@ -143,6 +148,7 @@ Tensor sparse_bmm(const Tensor& self, const Tensor& other) { return sparse_baddb
 Tensor& sparse_addmm_out(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
                          const Scalar& alpha, Tensor& out) {
   const Tensor result = sparse_addmm(self, mat1, mat2, beta, alpha);
+  check_same_dtype(result, out);
   return out.resize_(result.sizes()).copy_(result);
 }
 

@@ -1,7 +1,6 @@
 #include "frontend/record/direct_copy.h"
 
 #include <ATen/EmptyTensor.h>
-#include <pybind11/pybind11.h>
 #include <sys/random.h>
 
 #include <algorithm>
@@ -19,6 +18,7 @@
 #include "frontend/device/device_state.h"
 #include "frontend/device/restore.h"
 #include "frontend/device/tensor.h"
+#include "frontend/device/without_gil.h"
 #include "frontend/record/failure_observer.h"
 #include "frontend/record/flush_log.h"
 #include "frontend/record/recorder.h"
@@ -96,17 +96,6 @@ State& state() {
 
 Link& link_of(DeviceIndex a, DeviceIndex b) { return state().links[std::min(a, b)][std::max(a, b)]; }
 
-// Releases the GIL while waiting for a mutex, because the mutex's owner may need the GIL.
-class WithoutGil {
- public:
-  WithoutGil() {
-    if (Py_IsInitialized() && PyGILState_Check() == 1) release_.emplace();
-  }
-
- private:
-  std::optional<pybind11::gil_scoped_release> release_;
-};
-
 void record(const ir::OpDesc& op, const std::vector<IValue>& args) {
   Recorder::get(args[0].toTensor().device().index()).record(op, args.data(), {}, {}, std::nullopt);
 }
@@ -174,8 +163,8 @@ bool connect_to(DeviceIndex waits, DeviceIndex other, int64_t pair, std::string*
 // Connects the two workers if that was not tried yet, or if the connection must be renewed. Requires the link's mutex.
 void update(Link& link, DeviceIndex from, DeviceIndex to) {
   link.devices = {std::min(from, to), std::max(from, to)};
-  const std::array<uint64_t, 2> sessions{client(link.devices[0]).connection().session(),
-                                         client(link.devices[1]).connection().session()};
+  const std::array<uint64_t, 2> sessions{client(link.devices[0])->connection().session(),
+                                         client(link.devices[1])->connection().session()};
   const bool reconnect = link.reconnect.exchange(false), skip_pending = link.skip_pending.exchange(false);
   if (sessions == link.sessions && !(reconnect && link.pair != 0)) return;
   const std::array<uint64_t, 2> before = std::exchange(link.sessions, {});
@@ -226,7 +215,7 @@ bool has_failed_copy(const remote::OpError& error) {
 // Collects the failures of a device, including those of recorded ops that were not sent yet. Returns false if there are
 // none, or if the device cannot be asked.
 bool take_failures(DeviceIndex device, remote::OpError* error) {
-  remote::Client* worker = existing_client(device);
+  const std::shared_ptr<remote::Client> worker = running_client(device);
   if (worker == nullptr || !worker->connection().health().ok()) return false;  // its next use raises it
   try {
     Recorder::get(device).flush("a copy failed");

@@ -85,24 +85,32 @@ bool is_common_masked_fill(const IValue* args) {
   return true;
 }
 
-// Whether index_put_ has operands that do not overlap, and values that broadcast.
+// Whether index_put_ has operands that do not overlap. The op's call check has compared dtypes and sizes.
 bool is_common_index_put(const IValue* args) {
   const at::Tensor& self = args[0].toTensor();
   const at::Tensor& values = args[2].toTensor();
   const auto apart = [&](const at::Tensor& t) { return !is_remote(t) || !self.storage().is_alias_of(t.storage()); };
-  if (values.scalar_type() != self.scalar_type() || !apart(values) || !self.is_non_overlapping_and_dense())
-    return false;
+  if (!apart(values) || !self.is_non_overlapping_and_dense()) return false;
   for (const IValue& index : args[1].toListRef()) {
     if (!index.isNone() && index.toTensor().defined() && !apart(index.toTensor())) return false;
   }
-  const std::optional<c10::DimVector> sizes = indexed_sizes(args);
-  return !sizes || at::is_expandable_to(values.sizes(), *sizes);
+  return true;
 }
 
 // Whether torch's CPU kernel implements the op as a copy of `self` to itself, which skips the overlap check.
 bool is_copied(const OpEntry& op, const at::Tensor& self) {
   if (op.has(ir::kFactNoopForIntegers)) return c10::isIntegralType(self.scalar_type(), true);
   return op.has(ir::kFactNoopForReals) && !self.is_complex();
+}
+
+// Raises if a result of this dtype may not be written to `out`. Out overloads that torch generated convert nothing.
+void check_out_dtype(const OpEntry& op, c10::ScalarType dtype, const at::Tensor& out) {
+  if (op.handle.hasTag(at::Tag::generated)) {
+    TORCH_CHECK(dtype == out.scalar_type(), "Expected out tensor to have dtype ", c10::scalarTypeToTypeMeta(dtype),
+                ", but got ", out.dtype(), " instead");
+  }
+  TORCH_CHECK(c10::canCast(dtype, out.scalar_type()), "result type ", dtype,
+              " can't be cast to the desired output type ", out.scalar_type());
 }
 
 }  // namespace
@@ -164,8 +172,7 @@ bool resize_out(const OpEntry& op, const IValue* args) {
   for (size_t i = 0; i < inferred.results.size(); ++i) {
     const ResultMeta& result = inferred.results[i];
     const at::Tensor& out = args[functional->arg_count + i].toTensor();
-    TORCH_CHECK(c10::canCast(result.dtype, out.scalar_type()), "result type ", result.dtype,
-                " can't be cast to the desired output type ", out.scalar_type());
+    check_out_dtype(op, result.dtype, out);
     at::native::resize_output(out, result.sizes);
   }
   return true;
@@ -229,9 +236,8 @@ bool run_through_functional(const OpEntry& op, Stack& stack, RecordCall record) 
   for (uint32_t i = op.functional->arg_count; i < op.arg_count; ++i) outs.push_back(stack[base + i]);
   TORCH_CHECK(inner.size() == outs.size(), "remote: '", op.desc->name,
               "' cannot be recorded; use the overload without out=");
-  const auto give = [](const at::Tensor& result, const at::Tensor& out) {
-    TORCH_CHECK(c10::canCast(result.scalar_type(), out.scalar_type()), "result type ", result.scalar_type(),
-                " can't be cast to the desired output type ", out.scalar_type());
+  const auto give = [&](const at::Tensor& result, const at::Tensor& out) {
+    check_out_dtype(op, result.scalar_type(), out);
     at::native::resize_output(out, result.sizes());
     out.copy_(result);
   };

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "frontend/device/current_device.h"
+#include "frontend/device/device_state.h"
 #include "frontend/device/generator.h"
 #include "frontend/device/tensor.h"
 #include "frontend/record/in_place.h"
@@ -18,11 +19,11 @@ using c10::IValue;
 using ir::ArgKind;
 using torch::jit::Stack;
 
-[[noreturn]] void wrong_device(const OpEntry& op, const ir::ArgDesc& arg, const at::Tensor& t,
+[[noreturn]] void wrong_device(const ir::OpDesc& op, const ir::ArgDesc& arg, const at::Tensor& t,
                                c10::DeviceIndex device) {
   TORCH_CHECK(false, "Expected all tensors to be on the same device, but got ", arg.name, " is on ", t.device(),
               ", different from other tensors on remote:", static_cast<int>(device),
-              " (when checking argument of remote '", op.desc->name, "'); move one with .to(...)");
+              " (when checking argument of remote '", op.name, "'); move one with .to(...)");
 }
 
 // Raises the error for a call without a tensor of the device. Such a call got here by a generator of the device.
@@ -46,7 +47,7 @@ c10::DeviceIndex find_device(const OpEntry& op, const IValue* args) {
       if (t.defined() && is_remote(t)) return t.device().index();
     } else if (value.isDevice()) {
       if (value.toDevice().type() == c10::DeviceType::PrivateUse1) {
-        return value.toDevice().has_index() ? value.toDevice().index() : current_device();
+        return value.toDevice().has_index() ? checked_device(value.toDevice().index()) : current_device();
       }
     } else if (value.isList() && op.desc->args[i].role == ir::ArgRole::kOperand) {
       for (const IValue& item : value.toListRef()) {
@@ -62,31 +63,41 @@ c10::DeviceIndex find_device(const OpEntry& op, const IValue* args) {
 void check_operand(const OpEntry& op, const ir::ArgDesc& arg, const at::Tensor& t, c10::DeviceIndex device) {
   if (!t.defined()) return;
   if (is_remote(t)) {
-    if (t.device().index() != device) wrong_device(op, arg, t, device);
+    if (t.device().index() != device) wrong_device(*op.desc, arg, t, device);
     return;
   }
   if (t.is_cpu() && t.dim() == 0 && op.accepts_cpu_scalars && !arg.writes) return;
-  wrong_device(op, arg, t, device);
+  wrong_device(*op.desc, arg, t, device);
 }
 
-// Returns a bit mask of the dtypes of the operands that are tensors.
+constexpr uint64_t bit(c10::ScalarType dtype) { return uint64_t{1} << static_cast<int>(dtype); }
+
+// Returns a bit mask of the dtypes in which the call may compute: those of the operands that are tensors, those of
+// arguments that are dtypes, and Float and ComplexFloat for numbers of these kinds.
 uint64_t check_operands(const OpEntry& op, IValue* args, c10::DeviceIndex device) {
   uint64_t dtypes = 0;
   for (uint32_t i = 0; i < op.arg_count; ++i) {
     const ir::ArgDesc& arg = op.desc->args[i];
+    IValue& value = args[i];
     if (arg.role != ir::ArgRole::kOperand) {
-      TORCH_CHECK_NOT_IMPLEMENTED(
-          arg.kind != ir::ArgKind::kDType || !args[i].isInt() || !c10::isQIntType(args[i].toScalarType()), "remote: '",
-          op.desc->name, "' cannot make a tensor of dtype ", args[i].toScalarType(),
-          ", as the device has no quantized tensors; quantize on the CPU");
+      if (value.isDouble()) {
+        dtypes |= bit(c10::ScalarType::Float);
+      } else if (value.isComplexDouble()) {
+        dtypes |= bit(c10::ScalarType::ComplexFloat);
+      } else if (arg.kind == ir::ArgKind::kDType && value.isInt()) {
+        const c10::ScalarType dtype = value.toScalarType();
+        TORCH_CHECK_NOT_IMPLEMENTED(!c10::isQIntType(dtype), "remote: '", op.desc->name,
+                                    "' cannot make a tensor of dtype ", dtype,
+                                    ", as the device has no quantized tensors; quantize on the CPU");
+        dtypes |= bit(dtype);
+      }
       continue;
     }
-    IValue& value = args[i];
     if (value.isTensor()) {
       check_operand(op, arg, value.toTensor(), device);
       // Resolve lazy conjugates and negatives: torch lets some ops handle them, but a trace has none.
       const at::Tensor& t = value.toTensor();
-      if (t.defined()) dtypes |= uint64_t{1} << static_cast<int>(t.scalar_type());
+      if (t.defined()) dtypes |= bit(t.scalar_type());
       if (t.defined() && (t.is_conj() || t.is_neg())) {
         TORCH_CHECK_NOT_IMPLEMENTED(!arg.writes, "remote: '", op.desc->name, "' cannot write to '", arg.name,
                                     "', a lazy conjugate or negative; call .resolve_conj() or .resolve_neg() first");
@@ -262,6 +273,27 @@ at::Tensor make_result(const ResultMeta& meta, c10::DeviceIndex device) {
 }
 
 }  // namespace
+
+c10::DeviceIndex operand_device(const ir::OpDesc& op, const IValue* args) {
+  const auto for_each_operand = [&](const auto& visit) {
+    for (size_t i = 0; i < op.args.size(); ++i) {
+      if (op.args[i].role != ir::ArgRole::kOperand) continue;
+      if (args[i].isTensor()) {
+        visit(op.args[i], args[i].toTensor());
+      } else if (args[i].isList()) {
+        for (const IValue& item : args[i].toListRef()) visit(op.args[i], item.toTensor());
+      }
+    }
+  };
+  c10::DeviceIndex device = -1;
+  for_each_operand([&](const ir::ArgDesc&, const at::Tensor& t) {
+    if (device < 0 && t.defined() && is_remote(t)) device = t.device().index();
+  });
+  for_each_operand([&](const ir::ArgDesc& arg, const at::Tensor& t) {
+    if (t.defined() && (!is_remote(t) || t.device().index() != device)) wrong_device(op, arg, t, device);
+  });
+  return device;
+}
 
 at::Tensor record_single_result_call(const OpEntry& op, IValue* args) {
   const c10::DeviceIndex device = check_call(op, args);

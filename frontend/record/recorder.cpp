@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <memory>
 #include <mutex>
+#include <utility>
 
 #include "frontend/device/device_state.h"
 #include "frontend/device/restore.h"
@@ -155,6 +157,7 @@ std::vector<int64_t> Recorder::record_and_wait(const ir::OpDesc& op, const c10::
   bool backward = false;
   const ir::SourceRef source = capture_source(&backward);
   uint64_t ticket = 0;
+  std::shared_ptr<remote::Client> worker;  // that got the record
   Status status;
   {
     std::unique_lock<FastMutex> lock(traces().mutex());
@@ -172,6 +175,7 @@ std::vector<int64_t> Recorder::record_and_wait(const ir::OpDesc& op, const c10::
         status = sender_.send(lock, own, {"dynamic", true}, &ticket);
       }
     }
+    worker = running_client(device());
   }
   records_.fetch_add(1, std::memory_order_relaxed);
   report_flushes();
@@ -179,7 +183,7 @@ std::vector<int64_t> Recorder::record_and_wait(const ir::OpDesc& op, const c10::
   std::vector<int64_t> result_words;
   remote::OpError error;
   const WaitSpan span("dynamic", source);
-  status = client(device()).wait_results(ticket, &result_words, keep_waiting, &error);
+  status = worker->wait_results(ticket, &result_words, keep_waiting, &error);
   if (!error.status.ok()) raise_observed(device(), error);
   check(status);
   return result_words;
@@ -243,7 +247,7 @@ void Recorder::flush_own(const char* reason) {
 
 void Recorder::synchronize() {
   flush("synchronize", /*waits=*/true);
-  remote::Client* worker = existing_client(device());
+  const std::shared_ptr<remote::Client> worker = running_client(device());
   if (worker == nullptr) return;
   remote::OpError error;
   const WaitSpan span("synchronize", wait_line());
@@ -253,7 +257,7 @@ void Recorder::synchronize() {
 }
 
 void Recorder::cancel() {
-  remote::Client* worker = existing_client(device());
+  const std::shared_ptr<remote::Client> worker = running_client(device());
   if (worker == nullptr) {
     const std::lock_guard<FastMutex> lock(traces().mutex());
     for (const auto& state : traces().all()) state->drop_trace();
@@ -273,7 +277,7 @@ void Recorder::cancel() {
 }
 
 void Recorder::print_unreported() noexcept try {
-  remote::Client* worker = existing_client(device());
+  const std::shared_ptr<remote::Client> worker = running_client(device());
   if (worker == nullptr || !worker->connection().health() || !try_flush({"exit"})) return;
   remote::OpError error;
   (void)worker->synchronize(keep_waiting, &error);
@@ -289,18 +293,24 @@ void Recorder::print_unreported() noexcept try {
 }
 
 void Recorder::restart() {
-  end_checkpoints(device());  // before the lock is taken: a checkpoint may need the GIL
-  const std::lock_guard<FastMutex> lock(traces().mutex());
-  traces().drop_session();
-  frontend::restart(device());
+  // What waits for threads that may need the GIL happens without the lock.
+  end_checkpoints(device());
+  begin_restart(device());
+  std::shared_ptr<DeviceConnection> ended;
+  {
+    const std::lock_guard<FastMutex> lock(traces().mutex());
+    traces().drop_session();
+    ended = detach_worker(device());
+  }
+  end_worker(std::move(ended));
 }
 
 void shutdown(bool wait) {
   if (in_bad_fork()) return;
   for (int i = 0; i < device_count(); ++i) {
-    const auto device = static_cast<c10::DeviceIndex>(i);
-    if (wait) Recorder::get(device).print_unreported();
-    restart(device);
+    Recorder& recorder = Recorder::get(static_cast<c10::DeviceIndex>(i));
+    if (wait) recorder.print_unreported();
+    recorder.restart();
   }
 }
 

@@ -1,6 +1,7 @@
 #include "frontend/record/requests.h"
 
 #include <cstring>
+#include <memory>
 #include <mutex>
 
 #include "frontend/device/device_state.h"
@@ -24,6 +25,7 @@ void read_tensor(const at::Tensor& tensor, void* destination, const char* reason
   const ir::SourceRef line = wait_line();
   TraceSender& sender = Recorder::get(device).sender();
   uint64_t id;
+  std::shared_ptr<remote::Client> worker;  // that has the buffer
   Status status;
   {
     std::unique_lock<FastMutex> lock(sender.traces().mutex());
@@ -36,6 +38,7 @@ void read_tensor(const at::Tensor& tensor, void* destination, const char* reason
     }
     id = storage->id;
     if (status.ok() && sender.traces().is_lost(storage)) raise_lost();
+    worker = running_client(device);
   }
   report_flushes();
   check(status);
@@ -49,8 +52,9 @@ void read_tensor(const at::Tensor& tensor, void* destination, const char* reason
   };
   remote::OpError error;
   const WaitSpan span(reason, line);
-  status = client(device).read(id, static_cast<uint32_t>(tensor.element_size()), span_of(tensor.sizes()),
-                               span_of(tensor.strides()), tensor.storage_offset(), take, keep_waiting, &error);
+  if (worker == nullptr) worker = client(device);  // raises: this is a forked child
+  status = worker->read(id, static_cast<uint32_t>(tensor.element_size()), span_of(tensor.sizes()),
+                        span_of(tensor.strides()), tensor.storage_offset(), take, keep_waiting, &error);
   if (!error.status.ok()) raise_observed(device, error);
   check(status);
 }
@@ -59,7 +63,7 @@ remote::MemoryLimits request_memory(c10::DeviceIndex device, const remote::Memor
   Recorder::get(device).flush("memory", /*waits=*/true);
   remote::MemoryLimits limits;
   const WaitSpan span("memory", wait_line());
-  check(client(device).memory(request, keep_waiting, &limits));
+  check(client(device)->memory(request, keep_waiting, &limits));
   return limits;
 }
 
@@ -68,6 +72,7 @@ std::array<uint64_t, 3> call_function(c10::DeviceIndex device, std::span<const s
   const ir::SourceRef line = wait_line();
   TraceSender& sender = Recorder::get(device).sender();
   std::vector<remote::CallInput> inputs;
+  std::shared_ptr<remote::Client> worker;  // that has the inputs
   Status status;
   {
     std::unique_lock<FastMutex> lock(sender.traces().mutex());
@@ -78,13 +83,14 @@ std::array<uint64_t, 3> call_function(c10::DeviceIndex device, std::span<const s
       inputs.push_back({storage->id, static_cast<uint32_t>(tensor.element_size()), tensor.sizes().vec(),
                         tensor.strides().vec(), tensor.storage_offset()});
     }
+    worker = running_client(device);
   }
   report_flushes();
   check(status);
   uint64_t ticket = 0, first_result_id = 0;
-  remote::Client& worker = client(device);
-  check(worker.functions().call(request, inputs, &ticket, &first_result_id));
-  return {worker.connection().session(), ticket, first_result_id};
+  if (worker == nullptr) worker = client(device);  // no op was recorded, and there are no inputs
+  check(worker->functions().call(request, inputs, &ticket, &first_result_id));
+  return {worker->connection().session(), ticket, first_result_id};
 }
 
 }  // namespace torch_remote::frontend

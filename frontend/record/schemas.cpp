@@ -1,5 +1,7 @@
 #include "frontend/record/schemas.h"
 
+#include <algorithm>
+
 namespace torch_remote::frontend {
 namespace {
 
@@ -161,7 +163,20 @@ const ir::OpDesc* describe(const c10::OperatorHandle& handle) {
     flags |= ir::kOpRandom;
     if (!has_generator) args.push_back({"generator", ArgKind::kGenerator});
   }
-  return &ir::op_desc(ir::register_opaque(name, args, results, flags));
+  const ir::Opcode opcode = ir::register_opaque(name, args, results, flags);
+  if (opcode == ir::kInvalidOpcode) return nullptr;
+  // An op that was removed and defined again may have another schema. The table keeps the first one.
+  const ir::OpDesc& desc = ir::op_desc(opcode);
+  const auto same_argument = [](const ir::ArgDesc& known, const ir::OpaqueArg& arg) {
+    return known.name == arg.name && known.kind == arg.kind && known.writes == arg.writes &&
+           known.keyword_only == arg.keyword_only;
+  };
+  const auto same_result = [](const ir::ResultDesc& known, const ir::ResultDesc& result) {
+    return known.kind == result.kind && known.alias == result.alias;
+  };
+  const bool same = desc.flags == flags && std::ranges::equal(desc.args, args, same_argument) &&
+                    std::ranges::equal(desc.results, results, same_result);
+  return same ? &desc : nullptr;
 }
 
 }  // namespace torch_remote::frontend

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <mutex>
 
 #include "frontend/device/device_state.h"
@@ -26,12 +27,13 @@ namespace {
 
 TraceSender& sender_of(const RemoteStorage* storage) { return Recorder::get(storage->device().index()).sender(); }
 
-// Makes `storage` the owner of a buffer that the worker was asked to make.
-void set_buffer(RemoteStorage* storage, uint64_t id) {
+// Makes `storage` the owner of a buffer that the worker of this session was asked to make. If that worker was ended
+// meanwhile, the contents are lost.
+void set_buffer(RemoteStorage* storage, uint64_t session, uint64_t id) {
   TraceSender& sender = sender_of(storage);
   {
     const std::lock_guard<FastMutex> lock(sender.traces().mutex());
-    storage->id = id;
+    storage->id = session_of(sender.device()) == session ? id : RemoteStorage::kLost;
     storage->session = sender.traces().session();
   }
   sender.throttle();
@@ -127,16 +129,16 @@ void upload_into(const Tensor& cpu, RemoteStorage* storage, c10::DeviceIndex dev
   const Tensor packed = cpu.contiguous();
   const auto fill = [&](std::byte* destination) { std::memcpy(destination, packed.const_data_ptr(), packed.nbytes()); };
   uint64_t id = 0;
-  remote::Client& worker = client(device);
+  const std::shared_ptr<remote::Client> worker = client(device);
   {
     remote::EventSpan span(remote::Event::Kind::kUpload);
     if (remote::Event* event = span.event()) {
       event->attachment = packed.nbytes();
       event->source = user_line();
     }
-    check(worker.upload(packed.nbytes(), fill, &id));
+    check(worker->upload(packed.nbytes(), fill, &id));
   }
-  set_buffer(storage, id);
+  set_buffer(storage, worker->connection().session(), id);
 }
 
 Tensor upload_tensor(const Tensor& cpu, c10::DeviceIndex device) {
@@ -150,16 +152,17 @@ Tensor tensor_of_file(const std::string& path, const remote::FileVersion& versio
   Tensor tensor = make_contiguous_tensor(sizes, dtype, device);
   if (tensor.numel() == 0) return tensor;
   uint64_t id = 0;
-  check(client(device).files().read(path, version, offset, tensor.nbytes(), &id));
-  set_buffer(storage_of(tensor), id);
+  const std::shared_ptr<remote::Client> worker = client(device);
+  check(worker->files().read(path, version, offset, tensor.nbytes(), &id));
+  set_buffer(storage_of(tensor), worker->connection().session(), id);
   return tensor;
 }
 
-Tensor tensor_of_result(uint64_t id, uint64_t nbytes, IntArrayRef sizes, c10::ScalarType dtype,
+Tensor tensor_of_result(uint64_t session, uint64_t id, uint64_t nbytes, IntArrayRef sizes, c10::ScalarType dtype,
                         c10::DeviceIndex device) {
   Tensor tensor = make_contiguous_tensor(sizes, dtype, device);
   TORCH_CHECK(tensor.nbytes() == nbytes, "remote: a result of ", tensor.nbytes(), " bytes came as ", nbytes);
-  set_buffer(storage_of(tensor), id);
+  set_buffer(storage_of(tensor), session, id);
   return tensor;
 }
 

@@ -30,9 +30,10 @@ at::Tensor upload_tensor(const at::Tensor& cpu, c10::DeviceIndex device);
 at::Tensor tensor_of_file(const std::string& path, const remote::FileVersion& version, uint64_t offset,
                           c10::IntArrayRef sizes, c10::ScalarType dtype, c10::DeviceIndex device);
 
-// A new contiguous tensor over the buffer `id` of `nbytes` bytes, which a call made.
-at::Tensor tensor_of_result(uint64_t id, uint64_t nbytes, c10::IntArrayRef sizes, c10::ScalarType dtype,
-                            c10::DeviceIndex device);
+// A new contiguous tensor over the buffer `id` of `nbytes` bytes, which a call made in this session of the worker. Its
+// contents are lost if the session has ended.
+at::Tensor tensor_of_result(uint64_t session, uint64_t id, uint64_t nbytes, c10::IntArrayRef sizes,
+                            c10::ScalarType dtype, c10::DeviceIndex device);
 
 // Changes a storage's size in bytes and keeps its first bytes.
 void resize_storage(const c10::Storage& storage, size_t nbytes);

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -115,7 +116,7 @@ class TraceEncoder {
   void enter(const void* object, TraceSlot& slot, uint32_t number, Numbers& local) {
     if (shared_.had_several && enter_local(object, slot, number, local)) [[unlikely]]
       return;
-    slot = {epoch_, number};
+    std::atomic_ref(slot).store({epoch_, number}, std::memory_order_relaxed);  // a copy of the tensor takes no lock
   }
   // Stores the index in `local` if the object's slot belongs to another trace that is being recorded. Returns whether
   // it did.

@@ -104,7 +104,7 @@ Status TraceSender::connect(std::unique_lock<FastMutex>& lock) const {
   while (existing_client(device_) == nullptr) {
     lock.unlock();
     Status status;
-    const bool connected = frontend::connect(device_, &status) != nullptr;
+    const bool connected = frontend::connect(device_, &status);
     lock.lock();
     if (!connected && !status.ok()) return status;
   }
@@ -221,7 +221,7 @@ void TraceSender::log_flush(ThreadState& state, const char* reason, const remote
   flush.program = info.program;
   flush.ops = static_cast<uint32_t>(info.ops);
   flush.source = line;
-  if (const remote::Client* worker = existing_client(device_)) flush.session = worker->connection().session();
+  flush.session = session_of(device_);
   if (state.trace_began != 0) {
     Event recording = flush;
     recording.kind = Event::Kind::kRecording;
@@ -236,7 +236,7 @@ void TraceSender::log_flush(ThreadState& state, const char* reason, const remote
 }
 
 void TraceSender::throttle() const {
-  if (remote::Client* worker = existing_client(device_)) check(worker->throttle(keep_waiting));
+  if (const std::shared_ptr<remote::Client> worker = running_client(device_)) check(worker->throttle(keep_waiting));
 }
 
 }  // namespace torch_remote::frontend

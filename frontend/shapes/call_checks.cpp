@@ -189,11 +189,19 @@ void put(const OpEntry& op, const IValue* args) {
   no_overlap(op, args);
 }
 
-// index_fill(self, dim, index, value)
+// index_fill(self, dim, index, value), where value is a number or a tensor
 void index_fill(const OpEntry&, const IValue* args) {
-  TORCH_CHECK_INDEX(tensor_at(args, 2).scalar_type() == ScalarType::Long,
-                    "index_fill_(): Expected dtype int64 for index.");
-  TORCH_CHECK(tensor_at(args, 2).dim() <= 1, "Index has to be a vector/scalar");
+  const at::Tensor &self = tensor_at(args, 0), &index = tensor_at(args, 2);
+  const at::Tensor* value = args[3].isTensor() ? &args[3].toTensor() : nullptr;
+  TORCH_CHECK(value == nullptr || value->dim() == 0,
+              "index_fill_ only supports a 0-dimensional value tensor, but got tensor with ", value->dim(),
+              " dimension(s).");
+  TORCH_CHECK_INDEX(index.scalar_type() == ScalarType::Long, "index_fill_(): Expected dtype int64 for index.");
+  const bool complex = value != nullptr ? value->is_complex() : args[3].toScalar().isComplex();
+  TORCH_CHECK(self.is_complex() || !complex,
+              "index_fill_(): Converting complex Scalar to non-complex type is not supported");
+  TORCH_CHECK(index.dim() <= 1, "Index has to be a vector/scalar");
+  (void)at::maybe_wrap_dim(args[1].toInt(), self.dim());
 }
 
 // index_select(self, dim, index)
@@ -202,12 +210,16 @@ void index_select(const OpEntry& op, const IValue* args) {
   TORCH_CHECK_INDEX(tensor_at(args, 2).dim() <= 1, "index_select(): Index is supposed to be a vector");
   TORCH_CHECK(dtype == ScalarType::Long || dtype == ScalarType::Int,
               "index_select(): Expected dtype int32 or int64 for index");
-  if (is_out(op)) no_overlap(op, args);
+  if (!is_out(op)) return;
+  TORCH_CHECK(written_at(op, args, 0)->scalar_type() == tensor_at(args, 0).scalar_type(),
+              "index_select(): self and result must have the same scalar type");
+  no_overlap(op, args);
 }
 
 // index_put(self, indices, values, accumulate)
 void index_put(const OpEntry&, const IValue* args) {
   const at::Tensor &self = tensor_at(args, 0), &values = tensor_at(args, 2);
+  check_indices(args);
   TORCH_CHECK(self.scalar_type() == values.scalar_type(),
               "Index put requires the source and destination dtypes match, got ", self.scalar_type(),
               " for the destination and ", values.scalar_type(), " for the source.");
@@ -249,7 +261,17 @@ void masked_scatter(const OpEntry& op, const IValue* args) {
 // masked_select(self, mask)
 void masked_select(const OpEntry& op, const IValue* args) {
   TORCH_CHECK(tensor_at(args, 1).scalar_type() == ScalarType::Bool, "masked_select: expected BoolTensor for mask");
+  const at::Tensor* out = written_at(op, args, 0);
+  TORCH_CHECK(out == nullptr || out->scalar_type() == tensor_at(args, 0).scalar_type(),
+              "masked_select(): self and result must have the same scalar type");
   no_overlap(op, args);
+}
+
+// nonzero(self)
+void nonzero(const OpEntry& op, const IValue* args) {
+  const at::Tensor* out = written_at(op, args, 0);
+  TORCH_CHECK(out == nullptr || out->scalar_type() == ScalarType::Long,
+              "nonzero: Expected out tensor to have scalar type Long but got scalar type", out->scalar_type());
 }
 
 // as_strided_scatter(self, src, size, stride, storage_offset): the result is a view of a contiguous copy.
@@ -453,9 +475,14 @@ void check_foreach_norm(const IValue* args) {
                 "an identity");
     TORCH_CHECK(t.is_floating_point() || t.is_complex(),
                 "linalg.vector_norm: Expected a floating point or complex tensor as input. Got ", t.scalar_type());
+    if (!dtype) continue;
     const char* kind = t.is_complex() ? "complex" : "real";
-    TORCH_CHECK(!dtype || c10::isComplexType(*dtype) == t.is_complex(), "linalg.vector_norm: dtype should be ", kind,
-                " for ", kind, " inputs, but got ", *dtype);
+    TORCH_CHECK(is_floating_or_complex(*dtype),
+                "linalg.vector_norm: dtype should be floating point or complex, but got ", *dtype);
+    TORCH_CHECK(c10::isComplexType(*dtype) == t.is_complex(), "linalg.vector_norm: dtype should be ", kind, " for ",
+                kind, " inputs, but got ", *dtype);
+    TORCH_CHECK(c10::promoteTypes(t.scalar_type(), *dtype) == *dtype, "linalg.vector_norm: the dtype of the input (",
+                t.scalar_type(), ") should be convertible without narrowing to the specified dtype (", *dtype, ")");
   }
 }
 

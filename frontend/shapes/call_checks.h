@@ -29,7 +29,8 @@ const CallCheckRow* find_call_check(const ir::OpDesc& desc);
 // The dtypes that the overload's kernel does not support, as a bit mask by ScalarType (kernel_dtypes.cpp).
 uint64_t find_refused_dtypes(std::string_view name);
 
-// Raises torch's error if the call would compute in one of `op.refused_dtypes`. Some operand has such a dtype.
+// Raises torch's error if the call would compute in one of `op.refused_dtypes`. An operand, a number or an argument
+// `dtype` may lead to such a dtype.
 [[gnu::cold]] void check_kernel_dtype(const OpEntry& op, const c10::IValue* args);
 
 // Checks a call of `op.per_tensor_op` that a multi-tensor op makes for one of its tensors. It makes the checks of every

@@ -41,9 +41,10 @@ constexpr Row kRows[] = {
 ScalarType computed_in(const OpEntry& op, const IValue* args) {
   if (op.dtype >= 0 && !args[op.dtype].isNone()) return args[op.dtype].toScalarType();
   const bool together = op.desc->family == ir::Family::kPointwise;
+  const bool wraps = (op.functional != nullptr ? *op.functional : op).has(ir::kFactWrapsNumber);
   at::native::ResultTypeState state;
   for (uint32_t i = 0; i < op.arg_count; ++i) {
-    if (op.has(ir::kFactWrapsNumber) && op.desc->args[i].role == ir::ArgRole::kValue && args[i].isScalar()) {
+    if (wraps && op.desc->args[i].role == ir::ArgRole::kValue && args[i].isScalar()) {
       state = at::native::update_result_type_state(args[i].toScalar(), state);
     }
     if (op.desc->args[i].role != ir::ArgRole::kOperand || !args[i].isTensor() || !args[i].toTensor().defined())
@@ -83,6 +84,10 @@ uint64_t find_refused_dtypes(std::string_view name) {
 void check_kernel_dtype(const OpEntry& op, const IValue* args) {
   const ScalarType dtype = computed_in(op, args);
   if (!(op.refused_dtypes & bit(dtype))) return;
+  // CPU compares the result's dtype with that of the written tensor first. Comparisons have bool results.
+  const at::Tensor* written = op.desc->family == ir::Family::kPointwise ? written_at(op, args, 0) : nullptr;
+  const bool compares = op.functional != nullptr && op.functional->desc->shape_rule == ir::ShapeRule::kComparison;
+  if (written != nullptr && !compares && !c10::canCast(dtype, written->scalar_type())) return;
   refuse(op, args, dtype, {op.desc->name, op.functional != nullptr ? op.functional->desc->name : ""});
 }
 

@@ -195,27 +195,31 @@ at::Tensor multi_margin_loss(const at::Tensor& self, const at::Tensor& target, c
 
 at::Tensor multi_margin_loss_backward(const at::Tensor&, const at::Tensor& self, const at::Tensor&, const at::Scalar&,
                                       const at::Scalar&, const std::optional<at::Tensor>&, int64_t) {
-  return at::empty(self.sizes(), self.options());
+  return new_like(self);
 }
 
 at::Tensor multilabel_margin_loss_backward(const at::Tensor&, const at::Tensor& self, const at::Tensor&, int64_t,
                                            const at::Tensor&) {
-  return at::empty(self.sizes(), self.options());
+  return new_like(self);
 }
 
 at::Tensor repeat_interleave(const at::Tensor& repeats, std::optional<int64_t> output_size) {
+  const auto dtype = repeats.scalar_type();
+  const bool integers = dtype == at::kLong || dtype == at::kInt;
+  TORCH_CHECK_NOT_IMPLEMENTED(integers, "\"repeat_interleave_cpu\" not implemented for '", dtype, "'");
+  TORCH_CHECK(repeats.dim() == 1, "repeat_interleave only accept 1D vector as repeat");
   return at::empty({output_size.value()}, repeats.options());
 }
 
 template <class Lengths>
 at::Tensor ctc_loss_backward(const at::Tensor&, const at::Tensor& log_probs, const at::Tensor&, Lengths, Lengths,
                              const at::Tensor&, const at::Tensor&, int64_t, bool) {
-  return at::empty(log_probs.sizes(), log_probs.options());
+  return new_like(log_probs);
 }
 
 at::Tensor fractional_max_pool3d_backward(const at::Tensor&, const at::Tensor& self, at::IntArrayRef, at::IntArrayRef,
                                           const at::Tensor&) {
-  return at::empty(self.sizes(), self.options());
+  return new_like(self);
 }
 
 std::tuple<at::Tensor, at::Tensor> histogram(const at::Tensor& self, int64_t bins, std::optional<at::ArrayRef<double>>,

@@ -315,9 +315,14 @@ bool promoted(const OpEntry& op, const IValue* args, Inferred& out) {
   return add_broadcast(operands, dtype, out, op.has(ir::kFactWrapsNumber));
 }
 
-// Elementwise ops whose result is made by empty_like: it has the strides of `self`, also in dims of size 1.
+// hardtanh(self, min_val, max_val): the result is made by empty_like. It has the strides of `self`, also in dims of
+// size 1. For integers the kernel truncates the limits.
 bool like_number(const OpEntry& op, const IValue* args, Inferred& out) {
   const ScalarType dtype = args[0].toTensor().scalar_type();
+  if (dtype == ScalarType::Byte) {
+    TORCH_CHECK(args[1].toScalar().toLong() >= 0 && args[2].toScalar().toLong() >= 0,
+                "cannot do hardtanh on an unsigned type with negative limits");
+  }
   return dtype != ScalarType::Bool && !c10::isComplexType(dtype) && like_first(op, args, out);
 }
 
@@ -429,6 +434,7 @@ bool reduction(const OpEntry& op, const IValue* args, Inferred& out) {
     reduced = uint64_t{1} << (d < 0 ? d + std::max<int64_t>(rank, 1) : d);
   } else {
     const auto dims = args[op.dim].toListRef();
+    if (dims.empty() && kind == ReductionKind::kBool) return false;  // they reduce nothing then
     if (dims.empty()) reduced = ~uint64_t{0};
     for (const IValue& item : dims) {
       int64_t d = item.toInt();
@@ -526,14 +532,16 @@ bool foreach_like(const OpEntry& op, const IValue* args, Inferred& out) {
   return true;
 }
 
-// _foreach_norm(self, ord, dtype): 0-dim results.
-bool foreach_norm(const OpEntry& op, const IValue* args, Inferred& out) {
+// _foreach_norm(self, ord, dtype): 0-dim results. A dtype may be invalid, and so are some norms of no elements.
+bool foreach_norm(const OpEntry&, const IValue* args, Inferred& out) {
   const auto tensors = args[0].toListRef();
+  if (!args[2].isNone()) return false;
   for (const IValue& item : tensors) {
-    if (!is_remote(item.toTensor()) || !is_standard_float(item.toTensor().scalar_type())) return false;
+    const at::Tensor& t = item.toTensor();
+    if (!is_remote(t) || !is_standard_float(t.scalar_type()) || t.numel() == 0) return false;
   }
   out.list_lengths.push_back(static_cast<uint32_t>(tensors.size()));
-  for (const IValue& item : tensors) out.add({}, dtype_arg(op, args, item.toTensor().scalar_type()));
+  for (const IValue& item : tensors) out.add({}, item.toTensor().scalar_type());
   return true;
 }
 
@@ -574,7 +582,9 @@ bool arange(const OpEntry& op, const IValue* args, Inferred& out) {
   }
   const double span = bounds[1] - bounds[0];
   constexpr double kExact = 9007199254740992.0;  // 2^53: doubles do not represent all larger integers
-  if (bounds[2] == 0 || !std::isfinite(span) || span / bounds[2] < 0 || std::abs(span) >= kExact) return false;
+  const auto is_large = [](double number) { return std::abs(number) >= kExact; };
+  if (bounds[2] == 0 || !std::isfinite(span) || span / bounds[2] < 0 || is_large(span)) return false;
+  if (integral && (is_large(bounds[0]) || is_large(bounds[1]) || is_large(bounds[2]))) return false;
   const ScalarType dtype = dtype_arg(op, args, integral ? ScalarType::Long : c10::get_default_dtype_as_scalartype());
   if (c10::isIntegralType(dtype, true) != integral) return false;  // the kernel rounds the bounds first
   out.add({static_cast<int64_t>(std::ceil(span / bounds[2]))}, dtype);

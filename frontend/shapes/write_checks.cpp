@@ -14,6 +14,36 @@ void check_fits(c10::ScalarType dtype, const c10::Scalar& number) {
                  at::kBFloat16, at::kBool);
 }
 
+void check_indices(const IValue* args) {
+  const at::Tensor& self = args[0].toTensor();
+  int64_t dim = 0;  // of `self`, to which the next index applies
+  const auto check_count = [&](int64_t count) {
+    TORCH_CHECK_INDEX(count <= self.dim(), "too many indices for tensor of dimension ", self.dim(), " (got ", count,
+                      ")");
+  };
+  const auto indices = args[1].toListRef();
+  check_count(static_cast<int64_t>(indices.size()));
+  for (const IValue& item : indices) {
+    if (item.isNone() || !item.toTensor().defined()) {
+      ++dim;
+      continue;
+    }
+    const at::Tensor& index = item.toTensor();
+    const c10::ScalarType dtype = index.scalar_type();
+    if (dtype != c10::ScalarType::Bool && dtype != c10::ScalarType::Byte) {
+      TORCH_CHECK_INDEX(dtype == c10::ScalarType::Long || dtype == c10::ScalarType::Int,
+                        "tensors used as indices must be long, int, byte or bool tensors");
+      ++dim;
+      continue;
+    }
+    for (int64_t d = 0; d < index.dim(); ++d, ++dim) {
+      TORCH_CHECK_INDEX(index.size(d) == self.size(dim), "The shape of the mask ", index.sizes(), " at index ", d,
+                        " does not match the shape of the indexed tensor ", self.sizes(), " at index ", dim);
+    }
+  }
+  check_count(dim);
+}
+
 std::optional<c10::DimVector> indexed_sizes(const IValue* args) {
   const at::Tensor& self = args[0].toTensor();
   const auto indices = args[1].toListRef();

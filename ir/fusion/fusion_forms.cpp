@@ -226,6 +226,9 @@ class FormFinder : FormBuilder {
     if (!reads("self") || !space("self")) return false;
     const size_t rank = graph_.views[form_.space].sizes.size();
     const Arg* dims = argument("dim");
+    // With an empty list, any and all reduce nothing; other ops reduce all dims.
+    const bool is_truth = form_.expansion == Expansion::kAny || form_.expansion == Expansion::kAll;
+    if (is_truth && dims != nullptr && dims->tag == ArgTag::kList && dims->items.empty()) return false;
     if (dims == nullptr || dims->tag == ArgTag::kNone || (dims->tag == ArgTag::kList && dims->items.empty())) {
       const bool finds = form_.expansion == Expansion::kArgMax || form_.expansion == Expansion::kArgMin;
       if ((finds && rank > 1) || !reduces_all()) return false;

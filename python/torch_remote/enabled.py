@@ -41,12 +41,14 @@ def _is_remote(device: object) -> bool:
 _generators: weakref.WeakKeyDictionary[torch.Generator, torch.Generator] = weakref.WeakKeyDictionary()
 
 
+_REPLACED = 1 << 62  # offset of a device's generator that a CPU generator replaces; manual_seed() changes it
+
+
 def _generator(generator: torch.Generator) -> torch.Generator:
-    """The CPU generator that replaces a generator of the device."""
-    if generator not in _generators:
-        made = torch.Generator()
-        made.manual_seed(generator.initial_seed())
-        _generators[generator] = made
+    """The CPU generator that replaces a generator of the device. It is seeded again if that one was."""
+    if generator not in _generators or generator.get_offset() != _REPLACED:
+        generator.set_offset(_REPLACED)
+        _generators.setdefault(generator, torch.Generator()).manual_seed(generator.initial_seed())
     return _generators[generator]
 
 
@@ -198,6 +200,10 @@ def set_enabled(enabled: bool) -> None:
                 setattr(owner, name, original)
             _originals.clear()
             _remove_mode()
+            for generator in _generators:
+                if generator.get_offset() == _REPLACED:
+                    generator.set_offset(0)
+            _generators.clear()
         os.environ[_VARIABLE] = "1" if enabled else "0"
         _enabled = enabled
 

@@ -202,7 +202,7 @@ class _SentCall:
         if len(kinds) != len(sizes):
             raise DamagedError(f"it has {len(sizes)} tensors, but describes {len(kinds)}")
         tensors = [
-            _C.result_tensor(self._device, self._first_result_id + i, size, shape, dtype_of(dtype))
+            _C.result_tensor(self._device, self._session, self._first_result_id + i, size, shape, dtype_of(dtype))
             for i, (size, (dtype, shape, _)) in enumerate(zip(sizes, kinds, strict=True))
         ]
         self._print(info)
@@ -271,7 +271,7 @@ class _Call:
             names = ", ".join(f"remote:{i}" for i in sorted(devices))
             raise ValueError(f"remote: {owner!r} got tensors of several devices ({names}); move them to one")
         self._device = devices.pop() if devices else _C.current_device()
-        self._seed = int(torch.randint(2**62, ()).item())
+        self._seed = int(torch.randint(2**62, (), device="cpu").item())  # whatever the default device is
         self._grad_enabled = torch.is_grad_enabled()
         self._wants_grad = [tensor.requires_grad and self._grad_enabled for tensor in given[: self._count]]
         self._wants_grad += [False] * (len(given) - self._count)
@@ -440,7 +440,11 @@ class RemoteFunction(Generic[_P, _R]):
             raise
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        return self if instance is None else functools.partial(self, instance)  # type: ignore[arg-type]
+        if instance is None:
+            return self
+        bound: Any = functools.partial(self, instance)  # type: ignore[arg-type]
+        bound.aio = functools.partial(self.aio, instance)  # type: ignore[arg-type]
+        return bound
 
     def __repr__(self) -> str:
         return f"<remote function {getattr(self, '__qualname__', self.__wrapped__)}>"

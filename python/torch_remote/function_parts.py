@@ -164,7 +164,7 @@ def _decode(value: Any, tensors: Sequence[torch.Tensor], arguments: Arguments) -
     if kind in ("int", "float", "bytes", "bytearray"):
         _texts(rest[0])
     if kind == "int":
-        return int(rest[0])
+        return int(rest[0], 0)
     if kind == "float":
         return float(rest[0]) if rest[0] in ("inf", "-inf", "nan") else float.fromhex(rest[0])
     if kind == "complex":

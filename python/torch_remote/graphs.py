@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from torch_remote import _C
+from torch_remote.device._device import _index
 
 _VALUES = "// parameters:"
 
@@ -116,10 +117,7 @@ class trace:  # noqa: N801 (called like a function)
     """
 
     def __init__(self, device: torch.device | str | int | None = None) -> None:
-        if device is None:
-            self._device = _C.current_device()
-        else:
-            self._device = device if isinstance(device, int) else torch.device(device).index or 0
+        self._device = _index(device)
         self._graphs: list[Graph] | None = None
 
     def __enter__(self) -> trace:

@@ -73,7 +73,7 @@ def _check_packages(packages: list[str]) -> None:
             found = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             found = None
-        if found is None or (version and version != found):
+        if found is None or (version and version not in (found, found.partition("+")[0])):  # "2.13.0" of "2.13.0+cpu"
             has = f"has {name} {found}" if found else f"has no {name}"
             raise ModuleNotFoundError(
                 f"remote: the worker's Python ({sys.executable}) {has}, but the function needs {package}; install "
@@ -201,7 +201,8 @@ class _Encoder:
         if isinstance(value, torch.Tensor):
             return self._encode_tensor(value)
         if kind is int:
-            return ["int", str(value)]
+            # Python refuses to print integers of more than 4300 digits in decimal.
+            return ["int", str(value) if value.bit_length() < 10_000 else hex(value)]
         if kind is float:
             return ["float", value.hex() if math.isfinite(value) else str(value)]
         if kind is complex:
@@ -372,12 +373,12 @@ def _call(parts: list[memoryview], original: list[memoryview]) -> tuple[dict[str
         answer, tensors = {"error": _describe(error), "tensors": [], "changed": [], "grads": []}, []
         if not isinstance(error, KeyboardInterrupt):
             encoder = _Encoder(torch, arguments, infos, storages[: header["parts"]])
-            with contextlib.suppress(RuntimeError):
+            with contextlib.suppress(RuntimeError, TypeError):  # TypeError: a sparse gradient
                 answer["changed"] = _changed(torch, mine, old, arguments, homes, wants)
-                answer["grads"] = _grads(arguments, header, encoder)
+                grads = _grads(arguments, header, encoder)
                 tensors = [_elements(torch, tensor) for tensor in encoder.tensors]
                 kinds = [[str(t.dtype).removeprefix("torch."), list(t.shape), False] for t in encoder.tensors]
-                answer["tensors"] = kinds
+                answer["grads"], answer["tensors"] = grads, kinds
     for i in answer["changed"]:
         answer["tensors"].append(["uint8", [len(parts[1 + i])], False])
         tensors.append(parts[1 + i])

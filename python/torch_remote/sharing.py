@@ -42,7 +42,7 @@ def _reduce_storage(storage: torch.UntypedStorage) -> tuple[Callable[..., Any], 
 
 
 def _rebuild_storage(data: bytes, index: int) -> torch.UntypedStorage:
-    here = torch.empty(len(data), dtype=torch.uint8)
+    here = torch.empty(len(data), dtype=torch.uint8, device="cpu")  # whatever the default device is
     ctypes.memmove(here.data_ptr(), data, len(data))
     return here.to(torch.device("remote", index)).untyped_storage()
 

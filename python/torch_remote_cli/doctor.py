@@ -35,6 +35,12 @@ def _installation() -> Check:
         return failed(
             "installation", f"{binary}: {error.strerror}", f"chmod +x {binary}, or install torch_remote again"
         )
+    except subprocess.TimeoutExpired as error:
+        return failed(
+            "installation",
+            f"{binary} --version did not end within {error.timeout:g} s",
+            f"check that the file system of {binary} answers, or install torch_remote on a local disk",
+        )
     if said.returncode != 0:
         missing = re.search(r"(\S+\.so[.\d]*): cannot open", said.stderr)
         fix = f"install the library {missing[1]}" if missing else "pip install --force-reinstall torch-remote"

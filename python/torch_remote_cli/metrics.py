@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -82,10 +83,13 @@ class Endpoint:
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer((host, port), Handler)
-        self._server.daemon_threads = True
+        class Server(ThreadingHTTPServer):
+            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            daemon_threads = True
+
+        self._server = Server((host, port), Handler)
         address = self._server.server_address
-        self.url = f"http://{address[0]!s}:{address[1]}"
+        self.url = f"http://[{address[0]!s}]:{address[1]}" if ":" in host else f"http://{address[0]!s}:{address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
 

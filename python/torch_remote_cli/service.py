@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.metadata
 import importlib.util
@@ -104,17 +105,21 @@ class _Log:
             line = json.dumps({"time": now, "level": level, "process": process, "message": message})
         else:
             line = f"{now} {level} [{process}] {message}"
+        # The disk may be full, and nobody may read standard error any more. The thread that reads the worker's log must
+        # go on even then, because the worker waits for it.
         with self._lock:
-            if self._file.tell() > _MOST_LOG:
-                self._file.close()
-                self._path.replace(self._path.with_suffix(".log.1"))
-                self._file = self._open()
-            self._file.write(line + "\n")
+            with contextlib.suppress(OSError, ValueError):
+                if self._file.tell() > _MOST_LOG:
+                    self._path.replace(self._path.with_suffix(".log.1"))
+                    before, self._file = self._file, self._open()
+                    before.close()
+                self._file.write(line + "\n")
             if not self._options.quiet:
-                print(line, file=sys.stderr, flush=True)
+                with contextlib.suppress(OSError, ValueError):
+                    print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        with self._lock:
+        with self._lock, contextlib.suppress(OSError):
             self._file.close()
 
 

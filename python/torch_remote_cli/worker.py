@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shutil
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import typer
 
@@ -180,6 +181,9 @@ def _serve_in_background(name: str, as_json: bool) -> None:
             time.sleep(0.05)
         process.terminate()
         output.fail(f"the worker did not listen within {_TO_START:.0f} s; its log is {log_file(name)}")
+    except KeyboardInterrupt:
+        process.terminate()  # Ctrl-C does not reach its session
+        raise
     finally:
         said.unlink(missing_ok=True)
 
@@ -256,7 +260,8 @@ def stop(
     """Stop a worker: its sessions end, with their tensors."""
     entries = state.entries("workers") if everything else [_find(name)]
     for entry in entries:
-        os.kill(entry["process"], signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(entry["process"], signal.SIGTERM)
     deadline = time.monotonic() + _TO_STOP
     for entry in entries:
         while state.is_alive(entry):
@@ -279,15 +284,29 @@ def logs(
     ended = name is not None and "/" not in name and log_file(name).exists()
     file = log_file(name) if name is not None and ended else Path(_find(name)["log"])
     entry = state.read("workers", file.stem)
-    with file.open(errors="replace") as text:
-        for line in text.readlines()[-lines:] if lines else []:
-            print(line, end="")
-        text.seek(0, os.SEEK_END)
+    text = file.open(errors="replace")
+    try:
+        before = text.readlines()
+        print("".join(before[-lines:] if lines else []), end="", flush=True)
         while follow:
-            line = text.readline()
-            if line:
+            runs = entry is not None and state.is_alive(entry)  # before the read: its last lines come as it ends
+            if line := text.readline():
                 print(line, end="", flush=True)
-            elif entry is None or not state.is_alive(entry):
+            elif _is_replaced(text, file):  # a long log
+                print(text.read(), end="", flush=True)
+                text.close()
+                text = file.open(errors="replace")
+            elif not runs:
                 return
             else:
                 time.sleep(0.1)
+    finally:
+        text.close()
+
+
+def _is_replaced(text: IO[str], file: Path) -> bool:
+    """Whether an open file has another name now, and the name another file."""
+    try:
+        return not os.path.samestat(os.fstat(text.fileno()), file.stat())
+    except OSError:
+        return False

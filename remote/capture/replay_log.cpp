@@ -102,7 +102,7 @@ Status ReplayLog::append(const wire::Header& header, std::span<const uint8_t> co
   if (!spoiled.empty()) return Status::invalid(spoiled);
   File& file = *messages_.back();
   const uint64_t more = capture::chunk_bytes(sizeof(header) + control.size(), attachment.size());
-  if (file.writer->written() + more > limit_) {
+  if (size_locked() + more > limit_) {
     spoiled =
         "the log of what was sent since the last checkpoint reached its limit of " + std::to_string(limit_) +
         " bytes before the next checkpoint was complete; call torch.remote.checkpoint() more often, or give a larger "
@@ -115,9 +115,9 @@ Status ReplayLog::append(const wire::Header& header, std::span<const uint8_t> co
   return Status::invalid(spoiled);
 }
 
-void ReplayLog::forget(uint64_t sequence) {
+void ReplayLog::forget(const wire::Header& header) {
   std::lock_guard lock(mutex_);
-  forgotten_.insert(sequence);
+  forgotten_.emplace(header.sequence, header.type);
 }
 
 Status ReplayLog::cut() {
@@ -160,6 +160,10 @@ Status ReplayLog::usable() const {
 
 uint64_t ReplayLog::size() const {
   std::lock_guard lock(mutex_);
+  return size_locked();
+}
+
+uint64_t ReplayLog::size_locked() const {
   uint64_t bytes = 0;
   for (size_t i = cutting_ ? cut_at_ : 0; i < messages_.size(); ++i) bytes += messages_[i]->writer->written();
   return bytes;
@@ -220,12 +224,31 @@ void ReplayLog::compact() {
 }
 
 void ReplayLog::abandon_checkpoint() {
+  // While a reader has a position, the messages keep their files; the next abandoned checkpoint merges these.
+  const std::unique_lock reading(reading_, std::try_to_lock);
   std::lock_guard lock(mutex_);
   next_state_ = nullptr;
   cutting_ = false;
   if (not_repeatable_.empty()) not_repeatable_ = std::exchange(not_repeatable_since_cut_, {});
   dropped_.insert(dropped_.end(), dropped_since_cut_.begin(), dropped_since_cut_.end());
   dropped_since_cut_.clear();
+  if (reading.owns_lock()) merge_messages();
+}
+
+void ReplayLog::merge_messages() {
+  CaptureWriter& first = *messages_.front()->writer;
+  const auto copy = [&first](const LoggedFrame& frame) {
+    first.sent(frame.header, frame.control, frame.attachment);
+    return Status();
+  };
+  // An unusable log needs no messages.
+  for (size_t i = 1; i < messages_.size() && not_repeatable_.empty(); ++i) {
+    uint64_t offset = 0;
+    if (!visit_file(*messages_[i], &offset, copy) || !first.is_open()) {
+      not_repeatable_ = "the log of what was sent could not be written to '" + folder_ + "'";
+    }
+  }
+  messages_.resize(1);
 }
 
 // --- reading ---------------------------------------------------------------------------------------------------------
@@ -290,7 +313,7 @@ Status ReplayLog::visit_messages(Position* position, const Visit& visit) const {
     const auto visit_sent = [&](const LoggedFrame& frame) {
       {
         std::lock_guard lock(mutex_);
-        if (forgotten_.contains(frame.header.sequence)) return Status();
+        if (forgotten_.contains({frame.header.sequence, frame.header.type})) return Status();
       }
       return visit(frame);
     };

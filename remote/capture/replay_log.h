@@ -7,6 +7,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ir/status.h"
@@ -34,8 +35,8 @@ class ReplayLog {
   // disk is full, or the log was unusable already. The log is then unusable until a checkpoint is committed that was
   // cut later. If a program cannot be logged, the log stays unusable.
   Status append(const wire::Header& header, std::span<const uint8_t> control, std::span<const std::byte> attachment);
-  // Marks an appended message as not sent.
-  void forget(uint64_t sequence);
+  // Marks an appended message as not sent. A message of another type may then take its sequence.
+  void forget(const wire::Header& header);
   // Starts a new checkpoint, which follows the messages that were appended so far. Messages appended from now on come
   // after it.
   Status cut();
@@ -84,8 +85,11 @@ class ReplayLog {
   ReplayLog(std::string folder, uint64_t limit) : folder_(std::move(folder)), limit_(limit) {}
   Status make(FilePtr* file) const;
   Status programs_usable() const;  // requires mutex_
+  uint64_t size_locked() const;    // requires mutex_
   // Requires mutex_. Removes programs that were dropped before the last checkpoint, if they are at least half of all.
   void compact();
+  // Requires reading_ and mutex_. Moves all messages to the first file.
+  void merge_messages();
   static Status visit_file(const File& file, uint64_t* offset, const Visit& visit);
 
   const std::string folder_;
@@ -94,8 +98,8 @@ class ReplayLog {
   mutable std::mutex mutex_;
   FilePtr programs_, state_, next_state_;
   std::vector<FilePtr> messages_;
-  size_t cut_at_ = 0;  // index of the first file after the checkpoint that is being made
-  std::set<uint64_t> forgotten_;
+  size_t cut_at_ = 0;                                 // index of the first file after the checkpoint that is being made
+  std::set<std::pair<uint64_t, uint8_t>> forgotten_;  // sequences and types
   // Programs that the client dropped after the last checkpoint. `dropped_since_cut_` has those dropped after the cut()
   // of the checkpoint that is being made.
   std::vector<uint32_t> dropped_, dropped_since_cut_;

@@ -313,6 +313,11 @@ Status ReplayTransportImpl::send(wire::Header header, std::span<const uint8_t> c
   }
   if (options_.on_due && checkpoint_due()) options_.on_due();
   if (!live) return {};
+  const auto forget = [&] {
+    log_->forget(header);
+    const std::lock_guard guard(mutex_);
+    calls_.erase(header.sequence);
+  };
 
   if (attachment) {
     auto& owned = static_cast<GenerationAttachment&>(*attachment);
@@ -321,7 +326,7 @@ Status ReplayTransportImpl::send(wire::Header header, std::span<const uint8_t> c
     } else {
       AttachmentPtr copy = inner->allocate(bytes.size());
       if (!copy) {
-        log_->forget(header.sequence);
+        forget();
         return {ErrorCode::kOutOfMemory, "remote: no memory for " + std::to_string(bytes.size()) + " bytes to send"};
       }
       std::memcpy(copy->bytes().data(), bytes.data(), bytes.size());
@@ -331,7 +336,7 @@ Status ReplayTransportImpl::send(wire::Header header, std::span<const uint8_t> c
   Status status = inner->send(header, control, std::move(attachment));
   if (status.ok()) return status;
   if (status.code() == ErrorCode::kOutOfMemory) {
-    log_->forget(header.sequence);
+    forget();
     return status;
   }
   lock.lock();
@@ -356,6 +361,7 @@ bool ReplayTransportImpl::note(const Frame& frame) {
   if (type == Type::kCallFunctionReply) {
     calls_.erase(sequence);
     log_->mark_not_repeatable(kCalled);  // the results of the call are in no message
+    if (options_.on_due) options_.on_due();
   }
   if (ran_out(frame)) {
     log_->mark_not_repeatable("the worker ran out of memory, and another worker may behave differently");

@@ -36,6 +36,7 @@ class ReplayTest : public testing::TestWithParam<Pair (*)()> {
     ReplayOptions options{
         .folder = folder, .limit = limit, .connect = [this](const KeepWaiting&, auto* to) { return connect(to); }};
     options.retry_time = 1s;
+    options.on_due = [this] { ++due; };
     options.log = [this](const std::string& what) {
       const std::lock_guard lock(telling);
       told += what + "\n";
@@ -159,6 +160,7 @@ class ReplayTest : public testing::TestWithParam<Pair (*)()> {
   Status hello;
   std::atomic<bool> refuse = false;
   std::atomic<int> deaths = 0;
+  std::atomic<int> due = 0;  // calls of ReplayOptions::on_due
 };
 
 INSTANTIATE_TEST_SUITE_P(Transports, ReplayTest, testing::Values(make_inproc_transport, unix_pair));
@@ -302,6 +304,21 @@ TEST_P(ReplayTest, WhatCannotBeRepeatedIsLostUntilACheckpoint) {
   EXPECT_TRUE(synchronize().ok());
   kill();
   EXPECT_NE(synchronize().message().find("cancelled"), std::string::npos);
+}
+
+// The reply makes a checkpoint useless that was made during the call.
+TEST_P(ReplayTest, TheReplyOfACallMakesACheckpointDue) {
+  begin();
+  const std::byte request[1] = {};
+  uint64_t ticket = 0, first_result_id = 0;
+  ASSERT_TRUE(client->functions().call(request, {}, &ticket, &first_result_id).ok());
+  const int before = due;
+  EXPECT_GT(before, 0);
+  CallResult result;
+  OpError error;
+  ASSERT_TRUE(client->functions().wait(ticket, {}, &result, &error).ok());
+  EXPECT_GT(due.load(), before);
+  EXPECT_TRUE(replaying->checkpoint_due());
 }
 
 TEST_P(ReplayTest, TheLogHasALimit) {

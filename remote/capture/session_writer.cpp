@@ -30,15 +30,15 @@ void SessionWriter::load(uint32_t number, const ir::Graph* source, const ir::Gra
 }
 
 void SessionWriter::run(uint32_t number, std::span<const int64_t> params, std::span<const uint64_t> inputs,
-                        uint64_t first_result_id, std::vector<uint64_t> freed_ids) {
+                        uint64_t first_result_id, std::vector<uint64_t> freed_ids, ir::MathModes math_modes) {
   LastRun& last = last_runs_[number];
   std::vector<uint8_t> encoded_params, encoded_bindings, encoded_freed_ids;
   encode_params(params, last.params, encoded_params);
   encode_bindings(inputs, first_result_id, last.bindings, encoded_bindings);
   encode_freed_ids(freed_ids, encoded_freed_ids);
   flatbuffers::FlatBufferBuilder builder;
-  builder.Finish(
-      wire::CreateRunDirect(builder, number, first_result_id, &encoded_params, &encoded_bindings, &encoded_freed_ids));
+  builder.Finish(wire::CreateRunDirect(builder, number, first_result_id, &encoded_params, &encoded_bindings,
+                                       &encoded_freed_ids, /*reset_delta=*/false, math_modes));
   send(wire::Type::kRun, builder, {});
 }
 

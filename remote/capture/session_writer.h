@@ -8,6 +8,7 @@
 
 #include "flatbuffers/flatbuffers.h"
 #include "ir/graph.h"
+#include "ir/math_modes.h"
 #include "remote/capture/capture_writer.h"
 #include "remote/wire/delta.h"
 
@@ -25,7 +26,7 @@ class SessionWriter {
   void load(uint32_t number, const ir::Graph* source, const ir::Graph& program);
   // Appends a run of a loaded program, which determines the sizes of `params` and `inputs`.
   void run(uint32_t number, std::span<const int64_t> params, std::span<const uint64_t> inputs, uint64_t first_result_id,
-           std::vector<uint64_t> freed_ids = {});
+           std::vector<uint64_t> freed_ids = {}, ir::MathModes math_modes = 0);
   // Appends a read of a view (sizes and strides in elements) and its reply, the packed bytes.
   void read(uint64_t buffer, uint32_t item_size, std::span<const int64_t> sizes, std::span<const int64_t> strides,
             int64_t offset, std::span<const std::byte> bytes);

@@ -66,6 +66,7 @@ Status Channel::connect(const KeepWaiting& keep_waiting) {
                            std::to_string(frame.header.type) + "; install the same torch-remote on both ends");
   }
   if (reply->error()) return wire::to_status(*reply->error());
+  replies.hello_answered(kHelloSequence);
   session_ = frame.header.session;
   runners_ = reply->runner_description() ? reply->runner_description()->str() : "worker";
   process_ = static_cast<int>(reply->process());
@@ -79,7 +80,13 @@ Status Channel::connect(const KeepWaiting& keep_waiting) {
 
 Channel::~Channel() {
   const uint64_t last = std::max(outbox.end(), kHelloSequence);
-  if (replies.health().ok()) (void)transport->send(header(wire::Type::kCloseSession, last + 1, 0), {}, nullptr);
+  if (ended_waits_ || replies.health().ok())
+    (void)transport->send(header(wire::Type::kCloseSession, last + 1, 0), {}, nullptr);
+}
+
+void Channel::end_waits() {
+  if (replies.health().ok()) ended_waits_ = true;
+  replies.end_waits({ErrorCode::kLost, "remote: the worker has been ended"});
 }
 
 std::string Channel::description() const {

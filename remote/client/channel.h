@@ -48,6 +48,8 @@ class Channel {
     abandoned_ = true;
     transport->abandon();
   }
+  // See Client::end_waits().
+  void end_waits();
   // Whether this is a forked child. If so, take no lock and fail with forked(): another thread of the parent may have
   // held the lock.
   bool is_abandoned() const { return abandoned_; }
@@ -124,6 +126,7 @@ class Channel {
 
  private:
   std::atomic<bool> abandoned_ = false;
+  std::atomic<bool> ended_waits_ = false;  // end_waits() was called while the connection worked
   // constant after connect()
   uint64_t session_ = 0;
   std::string runners_;

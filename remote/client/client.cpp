@@ -67,6 +67,7 @@ Status Client::connect(std::unique_ptr<Transport> transport, BuildFunction build
   return {};
 }
 
+void Client::end_waits() { channel_->end_waits(); }
 void Client::abandon() { channel_->abandon(); }
 
 // --- programs and runs -----------------------------------------------------------------------------------------------
@@ -120,9 +121,11 @@ Status Client::flush(ir::Trace& trace, uint64_t* first_result_id, FlushInfo* inf
 
   made_.clear();
   inputs_.clear();
+  consumed_.clear();
   for (const ir::TraceBuffer& buffer : trace.buffers) {
     if (!buffer.fresh) {
       inputs_.push_back(buffer.id);
+      if (buffer.owner == nullptr) consumed_.push_back(buffer.id);
     } else if (buffer.owner) {
       made_.push_back(buffer.nbytes);
     }
@@ -151,7 +154,7 @@ Status Client::flush(ir::Trace& trace, uint64_t* first_result_id, FlushInfo* inf
   const std::span<const uint8_t> control = encode_run(*program, trace.params, *first_result_id, trace.math_modes);
   count_flush(channel_->counters, *program, hit, control, info);
 
-  const RunInfo run{program, *first_result_id, made};
+  const RunInfo run{program, *first_result_id, made, consumed_};
   std::unique_ptr<BuildJob> job;
   if (!hit) {
     job = channel_->outbox.job_for(trace);

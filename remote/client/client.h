@@ -127,6 +127,8 @@ class Client {
   // `limit` is the maximum number of events to record. A failed kStop returns what the worker had sent before.
   Status profile(ProfileCommand command, uint64_t limit, const KeepWaiting& keep_waiting, WorkerProfile* profile);
 
+  // Makes the waits of other threads, and all later calls, return kLost. The destructor still closes the session.
+  void end_waits();
   // For a forked child: forgets everything without touching the connection, and no destructor runs.
   void abandon();
 
@@ -152,7 +154,7 @@ class Client {
   uint64_t uses_ = 0;  // number of uses of programs so far: the clock of CachedProgram::last_use
   uint64_t most_program_bytes_ = kMaxProgramBytes;
   // reused for their capacity
-  std::vector<uint64_t> survivors_, inputs_, made_;
+  std::vector<uint64_t> survivors_, inputs_, consumed_, made_;
   std::vector<uint8_t> params_, bindings_;
 };
 

@@ -42,6 +42,24 @@ TEST_P(ClientTest, ABuildThatFailsIsReportedOnceAndTheRestGoesOn) {
             (std::vector<uint64_t>{91, 90}));  // although the runs that would have carried them were not sent
 }
 
+TEST_P(ClientTest, ABuildThatFailsFreesTheInputsThatItsRunsWouldFree) {
+  hold_builds();
+  fail_build = true;
+  for (const uint64_t input : {uint64_t{5}, uint64_t{6}}) {  // the second run waits for the first one's program
+    TraceWriter(trace).op(0, input, 10, true);
+    trace.buffers[0].owner = nullptr;
+    client->free(input + 90);
+    flush();
+  }
+  release_builds();
+  (void)synchronize();
+  (void)synchronize();
+  std::vector<uint64_t> freed_ids;
+  for (const auto& message : worker->messages())
+    freed_ids.insert(freed_ids.end(), message.freed_ids.begin(), message.freed_ids.end());
+  EXPECT_EQ(freed_ids, (std::vector<uint64_t>{95, 5, 6, 96}));
+}
+
 TEST_P(ClientTest, ABuildThatFailsEndsTheWaitForItsResults) {
   hold_builds();
   fail_build = true;
@@ -179,6 +197,22 @@ TEST_P(ClientTest, WhenTheWorkerDiesEveryCallSaysSoAndNamesTheWayOut) {
   expect_lost(client->flush(trace, &first_result_id, &info));
   expect_lost(client->upload(1, [](std::byte*) {}, &first_result_id));
   client->free(1);
+}
+
+TEST_P(ClientTest, AClientThatIsGivenUpEndsAllWaitsAndClosesTheSession) {
+  const uint64_t id = upload("x");
+  ASSERT_TRUE(synchronize().ok());
+  worker->hold_replies(true);
+  std::thread ends([&] {
+    std::this_thread::sleep_for(20ms);
+    client->end_waits();
+  });
+  std::string text;
+  EXPECT_EQ(read(id, 1, &text).code(), ErrorCode::kLost);
+  ends.join();
+  EXPECT_EQ(synchronize().code(), ErrorCode::kLost);
+  client = nullptr;
+  while (!worker->session_was_closed()) std::this_thread::yield();
 }
 
 TEST_P(ClientTest, DeathWhileABuildIsPendingEndsAllWaits) {

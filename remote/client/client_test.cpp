@@ -5,6 +5,7 @@
 
 #include "ir/ops/op_table.h"
 #include "remote/client/testing/client_fixture.h"
+#include "remote/wire/message.h"
 
 namespace torch_remote::remote {
 namespace {
@@ -129,6 +130,41 @@ TEST_P(ClientTest, MarksAreReachedInOrderAndMayBeForgotten) {
   EXPECT_TRUE(client->events().is_idle());
   EXPECT_EQ(client->connection().counters().round_trips, 1u);  // the first event's reply was already there
   client->events().forget(third);                              // has no effect
+}
+
+TEST_P(ClientTest, IsBusyUntilAllIsDoneAndNoThreadWaits) {
+  EXPECT_FALSE(client->connection().is_busy());
+  worker->pause(true);
+  upload("data");
+  EXPECT_TRUE(client->connection().is_busy());
+  worker->pause(false);
+  EXPECT_TRUE(synchronize().ok());
+  EXPECT_FALSE(client->connection().is_busy());
+  // A worker acknowledges a call as soon as the function has begun.
+  worker->hold_replies(true);
+  const std::byte request[1] = {};
+  uint64_t ticket = 0, id = 0;
+  ASSERT_TRUE(client->functions().call(request, {}, &ticket, &id).ok());
+  flatbuffers::FlatBufferBuilder builder;
+  builder.Finish(wire::CreateAcknowledge(builder));
+  const std::vector<uint8_t> done(builder.GetBufferPointer(), builder.GetBufferPointer() + builder.GetSize());
+  worker->send_raw(Type::kAcknowledge, ticket, done);
+  while (client->connection().last_acknowledged() < ticket) EXPECT_TRUE(client->connection().is_busy());
+  EXPECT_TRUE(client->connection().is_busy());
+  worker->hold_replies(false);
+  CallResult result;
+  EXPECT_TRUE(client->functions().wait(ticket, kPatient, &result, &error).ok());
+  EXPECT_FALSE(client->connection().is_busy());
+  // An op in the background ends after all messages were acknowledged.
+  worker->pause(true);
+  upload("data");
+  const uint64_t last = client->connection().last_sent();
+  worker->send_raw(Type::kAcknowledge, last, done, wire::kBackgroundWork);
+  while (client->connection().last_acknowledged() < last) EXPECT_TRUE(client->connection().is_busy());
+  EXPECT_TRUE(client->connection().is_busy());
+  worker->send_raw(Type::kAcknowledge, last, done);
+  while (client->connection().is_busy()) std::this_thread::yield();
+  worker->pause(false);
 }
 
 TEST_P(ClientTest, AWaitForAMarkThatIsInterruptedCanBeTakenUpAgain) {

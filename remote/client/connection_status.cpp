@@ -15,6 +15,14 @@ MachineInfo ConnectionStatus::machine() const { return channel_.machine(); }
 uint64_t ConnectionStatus::last_acknowledged() const { return channel_.replies.acknowledged(); }
 uint64_t ConnectionStatus::last_sent() const { return channel_.replies.last_sent(); }
 
+bool ConnectionStatus::is_busy() const {
+  if (channel_.is_abandoned()) return false;
+  Replies& replies = channel_.replies;
+  replies.drain();
+  return replies.health().ok() &&
+         (replies.acknowledged() != replies.last_sent() || replies.has_background_work() || replies.expects_reply());
+}
+
 MemoryUse ConnectionStatus::memory_use() const {
   return channel_.is_abandoned() ? MemoryUse() : channel_.replies.totals().memory;
 }

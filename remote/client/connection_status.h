@@ -77,6 +77,10 @@ class ConnectionStatus {
   // Sequences of messages.
   uint64_t last_acknowledged() const;
   uint64_t last_sent() const;
+  // Whether the worker has something to do for this client, as far as this end knows: a message is not acknowledged,
+  // ops run in the background, or a thread waits for a reply. Handles the messages that have already arrived. False if
+  // the worker is lost.
+  bool is_busy() const;
 
   // The counters since the last reset, and the current levels. All are 0 in a forked child.
   Counters counters() const;

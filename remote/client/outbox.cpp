@@ -2,8 +2,10 @@
 
 #include <cstring>
 #include <exception>
+#include <utility>
 
 #include "remote/client/event_log.h"
+#include "remote/wire/delta.h"
 #include "remote/wire/message.h"
 
 namespace torch_remote::remote {
@@ -19,10 +21,11 @@ wire::Header header_like(const wire::Header& run, wire::Type type, uint64_t sequ
   return header;
 }
 
-flatbuffers::DetachedBuffer free_message(const flatbuffers::Vector<uint8_t>* freed_ids) {
+flatbuffers::DetachedBuffer free_message(std::vector<uint64_t> ids) {
   flatbuffers::FlatBufferBuilder builder;
-  const std::span<const uint8_t> bytes = wire::bytes(freed_ids);
-  builder.Finish(wire::CreateFree(builder, builder.CreateVector(bytes.data(), bytes.size())));
+  std::vector<uint8_t> bytes;
+  encode_freed_ids(ids, bytes);
+  builder.Finish(wire::CreateFree(builder, builder.CreateVector(bytes)));
   return builder.Release();
 }
 
@@ -59,17 +62,17 @@ Status Outbox::send(const wire::Header& header, std::span<const uint8_t> control
     queue = busy_;  // only push() sets it, which no other thread calls during this call
   }
   if (!queue) return send_now(header, control, std::move(attachment));
-  push({header, {control.begin(), control.end()}, std::move(attachment), run ? *run : RunInfo(), nullptr});
+  push({header, {control.begin(), control.end()}, std::move(attachment), run ? *run : RunInfo(), nullptr, {}});
   return {};
 }
 
 void Outbox::build_and_send(std::unique_ptr<BuildJob> job, const wire::Header& header, std::span<const uint8_t> control,
                             const RunInfo& run) {
-  push({header, {control.begin(), control.end()}, nullptr, run, std::move(job)});
+  push({header, {control.begin(), control.end()}, nullptr, run, std::move(job), {}});
 }
 
 void Outbox::build(std::unique_ptr<BuildJob> job, const wire::Header& header, ProgramPtr program) {
-  push({header, {}, nullptr, {std::move(program), 0, 0}, std::move(job)});
+  push({header, {}, nullptr, {std::move(program), 0, 0}, std::move(job), {}});
 }
 
 std::unique_ptr<BuildJob> Outbox::job_for(ir::Trace& trace) {
@@ -87,6 +90,8 @@ std::unique_ptr<BuildJob> Outbox::job_for(ir::Trace& trace) {
 }
 
 void Outbox::push(Item item) {
+  item.consumed.assign(item.run.consumed.begin(), item.run.consumed.end());
+  item.run.consumed = {};
   {
     std::lock_guard lock(mutex_);
     busy_ = true;
@@ -204,13 +209,14 @@ Status Outbox::build_program(BuildJob& job, const RunInfo& run, const wire::Head
 // Free messages replace LoadProgram and Run, so that sequences have no gaps.
 void Outbox::send_failed_run(Item& item, const BuildJob* job, const Status& why) {
   if (job) {
-    (void)send_now(header_like(item.header, wire::Type::kFree, job->load_sequence), span_of(free_message(nullptr)),
-                   nullptr);
+    (void)send_now(header_like(item.header, wire::Type::kFree, job->load_sequence), span_of(free_message({})), nullptr);
   }
   if (item.control.empty()) return;
   const auto* run = flatbuffers::GetRoot<wire::Run>(item.control.data());
+  std::vector<uint64_t> freed = std::move(item.consumed);
+  (void)decode_freed_ids(wire::bytes(run->freed_ids()), &freed);  // of this client, so they are valid
   (void)send_now(header_like(item.header, wire::Type::kFree, item.header.sequence),
-                 span_of(free_message(run->freed_ids())), nullptr);
+                 span_of(free_message(std::move(freed))), nullptr);
   OpError error{why, {}, {}};
   if (job && !job->trace.sources.empty()) error.source = job->trace.sources.front();
   replies_.fail(item.header.sequence, item.run.first_result_id, item.run.made, std::move(error));

@@ -5,6 +5,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -21,7 +22,8 @@ namespace torch_remote::remote {
 struct RunInfo {
   ProgramPtr program;
   uint64_t first_result_id = 0;
-  uint64_t made = 0;  // number of buffers that the run creates, from `first_result_id` on
+  uint64_t made = 0;                        // number of buffers that the run creates, from `first_result_id` on
+  std::span<const uint64_t> consumed = {};  // the input buffers that the run frees
 };
 
 // A trace or graph whose program the worker does not have.
@@ -54,8 +56,8 @@ class Outbox {
   // sends an empty Free message instead. `header` has the session of the messages to send.
   void build(std::unique_ptr<BuildJob> job, const wire::Header& header, ProgramPtr program);
   // Builds the program on the builder's thread, then sends LoadProgram and this Run message. If the build fails, it
-  // sends two Free messages instead, so that the run's frees are not lost and sequences have no gaps. It then calls
-  // Replies::fail.
+  // sends two Free messages instead, so that what the run would have freed is freed and sequences have no gaps. It then
+  // calls Replies::fail.
   void build_and_send(std::unique_ptr<BuildJob> job, const wire::Header& header, std::span<const uint8_t> control,
                       const RunInfo& run);
 
@@ -70,6 +72,7 @@ class Outbox {
     AttachmentPtr attachment;
     RunInfo run;
     std::unique_ptr<BuildJob> job;
+    std::vector<uint64_t> consumed;  // the ids of run.consumed, which push() copies
   };
 
   void push(Item item);

@@ -96,6 +96,11 @@ void Replies::sending(uint64_t sequence, size_t bytes) {
   last_sent_ = sequence;
 }
 
+void Replies::hello_answered(uint64_t sequence) {
+  std::lock_guard lock(mutex_);
+  (void)acknowledge(sequence);
+}
+
 void Replies::expect(uint64_t sequence) {
   std::lock_guard lock(mutex_);
   slots_[sequence];
@@ -114,7 +119,7 @@ void Replies::drop_reply(uint64_t sequence) {
 
 void Replies::drain() {
   std::unique_lock lock(mutex_);
-  while (!receiving_ && lost_.ok() && credit_count_ > 0) {
+  while (!receiving_ && lost_.ok() && (credit_count_ > 0 || has_background_work_)) {
     if (!receive_as_leader(lock, std::chrono::nanoseconds::zero())) return;
   }
 }
@@ -343,6 +348,15 @@ void Replies::set_connection_lost(const Status& why) {
   changed_.notify_all();
 }
 
+void Replies::end_waits(const Status& why) {
+  {
+    std::lock_guard lock(mutex_);
+    set_lost(why);
+  }
+  changed_.notify_all();
+  transport_.wake();
+}
+
 Status Replies::health() const {
   std::lock_guard lock(mutex_);
   return lost_;
@@ -351,6 +365,11 @@ Status Replies::health() const {
 bool Replies::has_background_work() const {
   std::lock_guard lock(mutex_);
   return has_background_work_;
+}
+
+bool Replies::expects_reply() const {
+  std::lock_guard lock(mutex_);
+  return std::ranges::any_of(slots_, [](const auto& slot) { return !slot.second.done && !slot.second.unwanted; });
 }
 
 uint64_t Replies::acknowledged() const {

@@ -35,8 +35,12 @@ class Replies {
   Status throttle(const KeepWaiting& keep_waiting);
   // Says that this message, the next one in order, is about to be sent.
   void sending(uint64_t sequence, size_t bytes);
+  // Says that the worker has answered the client hello, whose reply this object does not receive.
+  void hello_answered(uint64_t sequence);
   // Says that a thread will wait for this message's reply.
   void expect(uint64_t sequence);
+  // Whether a reply that a thread waits for, or will wait for, has not arrived.
+  bool expects_reply() const;
   // Says that no thread will wait for this message's reply any more.
   void drop_reply(uint64_t sequence);
   // Handles the messages that have already arrived.
@@ -70,6 +74,8 @@ class Replies {
   // Says that the connection failed during a send. Messages that arrived before are handled first. The first reason for
   // the loss stays in health().
   void set_connection_lost(const Status& why);
+  // Says that this end gives the connection up. All waits end, as after a loss.
+  void end_waits(const Status& why);
   // Returns ok, or kLost with the reason.
   Status health() const;
   // Sequence of the last message that the worker has acknowledged.

@@ -103,9 +103,10 @@ void FakeWorker::reply(wire::Type type, uint64_t sequence, std::span<const uint8
   }
 }
 
-void FakeWorker::send_raw(wire::Type type, uint64_t sequence, std::vector<uint8_t> control) {
+void FakeWorker::send_raw(wire::Type type, uint64_t sequence, std::vector<uint8_t> control, uint16_t flags) {
   wire::Header header;
   header.type = static_cast<uint8_t>(type);
+  header.flags = flags;
   header.sequence = sequence;
   std::lock_guard lock(mutex_);  // the worker's thread destroys the transport
   EXPECT_TRUE(transport_ && transport_->send(header, control, nullptr).ok());

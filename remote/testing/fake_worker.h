@@ -87,7 +87,7 @@ class FakeWorker {
   void hand_over_profile(const std::vector<wire::ProfileEvent>& events);
   static constexpr uint64_t kFakeClock = uint64_t{1} << 60;  // the constant value of the worker's clock
   // Sends a frame with these contents.
-  void send_raw(wire::Type type, uint64_t sequence, std::vector<uint8_t> control);
+  void send_raw(wire::Type type, uint64_t sequence, std::vector<uint8_t> control, uint16_t flags = 0);
   // Without the log, the contents of messages and uploads are not stored.
   void log_messages(bool log) { log_ = log; }
   // Allows gaps in the sequence: the client starts with messages that have unusual sequences.

@@ -191,6 +191,26 @@ def test_bags_of_embeddings(remote, mode, last):
     torch.testing.assert_close(there.grad.cpu(), here.grad)
 
 
+def test_ops_that_read_an_operand_twice(remote):
+    """Their results are not made in the operand's memory, although nothing needs the operand afterwards."""
+
+    def gradients(device, compiled):
+        x, w = (t.to(device).requires_grad_() for t in operands)
+        compiled(x, w).square().sum().backward()
+        return x.grad.cpu(), w.grad.cpu()
+
+    def gate(x, w):
+        return F.glu(x * w)
+
+    operands = torch.randn(6, 8), torch.randn(6, 8)
+    compiled = torch.compile(gate, backend="remote", fullgraph=True)
+    for _ in range(2):
+        torch.testing.assert_close(gradients(remote, compiled), gradients("cpu", gate))
+    parts = torch.compile(lambda x: torch.frexp(x * 2), backend="remote", fullgraph=True)
+    for got, expected in zip(parts(operands[0].to(remote)), torch.frexp(operands[0] * 2), strict=True):
+        torch.testing.assert_close(got.cpu(), expected)
+
+
 def test_a_module_partly_on_cpu(remote):
     class Net(nn.Module):
         def __init__(self):
@@ -532,3 +552,15 @@ def test_after_a_restart(remote):
     with pytest.raises(RuntimeError, match="lost with the worker"):
         compiled(x)
     assert torch.equal(compiled(torch.ones(4, device=remote)).cpu(), torch.full((4,), 3.0))
+
+
+def test_metas_of_gradients_accept_symbolic_sizes(remote):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def function(grad, x, target):
+        return torch.ops.aten.multi_margin_loss_backward(grad, x, target, 1, 1)
+
+    grad, x, target = torch.ones((), device=remote), torch.rand(5, 4, device=remote), torch.zeros(5, device=remote)
+    graph = make_fx(function, tracing_mode="symbolic")(grad, x, target.long()).graph
+    (node,) = (node for node in graph.nodes if node.target is torch.ops.aten.multi_margin_loss_backward.default)
+    assert all(isinstance(size, torch.SymInt) for size in node.meta["val"].shape)

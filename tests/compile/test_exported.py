@@ -69,6 +69,36 @@ def test_wrong_calls(exported, remote, arguments, error, message):
         loaded(*arguments())
 
 
+def test_weights_that_were_replaced_are_used(exported, remote):
+    _, program = exported
+    loaded = torch.remote.load_exported(program)
+    weights = {name: tensor.to(remote) for name, tensor in loaded.state_dict().items()}
+    weights["inner.weight"] = torch.zeros(8, 8, device=remote)
+    loaded.load_state_dict(weights, assign=True)
+    changed = Net().eval()
+    changed.load_state_dict({name: tensor.cpu() for name, tensor in weights.items()})
+    x = torch.randn(6, 8)
+    torch.testing.assert_close(loaded(x.to(remote))["y"].cpu(), changed(x)["y"], rtol=1e-4, atol=1e-5)
+    assert loaded.calls is weights["calls"] and loaded.calls.item() == 1
+
+
+def test_a_parameter_that_changes(remote):
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.count = nn.Parameter(torch.zeros(3))
+
+        def forward(self, x):
+            with torch.no_grad():
+                self.count.add_(1)
+            return x * self.count
+
+    loaded = torch.remote.load_exported(torch.export.export(Counter(), (torch.ones(3),)))
+    x = torch.full((3,), 2.0, device=remote)
+    assert [loaded(x).tolist() for _ in range(2)] == [[2.0] * 3, [4.0] * 3]
+    assert loaded.count.tolist() == [2.0] * 3
+
+
 def test_only_onto_the_device(exported):
     with pytest.raises(ValueError, match="expected a remote device, got cpu"):
         torch.remote.load_exported(exported[1], "cpu")

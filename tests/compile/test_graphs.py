@@ -95,6 +95,24 @@ def test_inputs_on_several_devices(script):
     )
 
 
+def test_a_device_without_an_index_is_the_current_one(script):
+    script(
+        """
+    import torch, torch_remote
+    with torch.remote.device(1), torch.remote.trace("remote") as trace:
+        y = torch.ones(2, device="remote").neg()
+    assert y.device.index == 1 and trace.graph.ops["aten::neg"] == 1, str(trace)
+    try:
+        torch.remote.trace("cpu")
+    except ValueError as error:
+        assert "Expected a remote device, but got: cpu" in str(error), error
+    else:
+        raise AssertionError
+    """,
+        TORCH_REMOTE_WORKER="local,local",
+    )
+
+
 def test_bad_text_names_line_and_column():
     with pytest.raises(ValueError, match=r"^2:7: "):
         torch.remote.from_text("graph(a) {\n  b0: inputt\n}")
@@ -177,3 +195,14 @@ def test_explain_counts_the_waits_of_an_op_as_one(remote):
     explanation = torch.remote.explain(loops, x)
     assert [sync.waits for sync in explanation.syncs] == [1] * 6
     assert [stats["round_trips"] for stats in explanation.stats] == [3, 3]  # none of the profile's own
+
+
+def test_a_graph_takes_no_lazy_conjugate(remote):
+    x = torch.tensor([1 + 2j], device=remote)
+    with torch.remote.trace() as trace:
+        y = x * 2
+    for lazy in (x.conj(), x.conj().imag):
+        with pytest.raises(ValueError, match=r"input 0 of the graph is a lazy conjugate or negative; call"):
+            trace.graph.run(lazy)
+    (again,) = trace.graph.run(x.conj().resolve_conj())
+    assert torch.equal(again.cpu(), y.cpu().conj())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 import ranks
@@ -189,6 +190,18 @@ def groups(rank, size):
     assert math.isclose(all_reduce(t.to(torch.bfloat16), "avg", dist.group.WORLD)[0].item(), size * size)
 
 
+def anew(rank, size):
+    """The group is destroyed and created anew, with the same name and so the same keys of the store."""
+    for value in (1.0, 2.0):
+        group = dist.new_group(range(size), backend="remote", use_local_synchronization=True)
+        if rank == 0 and value > 1:
+            time.sleep(1)  # the other ranks must not take the secret and the address of the first group
+        t = torch.full((2,), value, device="remote")
+        dist.all_reduce(t, group=group)
+        assert t.tolist() == [size * value] * 2
+        dist.destroy_process_group(group)
+
+
 def waiting(rank, size):
     """Collectives do not wait; a barrier waits for all ranks."""
     t = torch.ones(1000, device="remote")
@@ -222,6 +235,10 @@ def test_as_gloo(remote, size, tmp_path):
 
 def test_nothing_waits_with_the_default_backend(remote, tmp_path):
     ranks.run(__file__, "waiting", 2, tmp_path, backend="")
+
+
+def test_a_group_that_is_created_anew(remote, tmp_path):
+    ranks.run(__file__, "anew", 2, tmp_path)
 
 
 def test_one_rank(remote, tmp_path):

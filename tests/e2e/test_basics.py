@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import warnings
 
 import numpy as np
 import pytest
@@ -333,3 +334,33 @@ def test_results_of_integers_follow_the_default_dtype(remote):
                 assert result.dtype == call(*arguments).dtype == dtype, call
         finally:
             torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_any_and_all_over_an_empty_list_of_dims_reduce_nothing(device, equal, keepdim):
+    x = torch.tensor([[0.0, 2.0, 0.0], [1.0, 0.0, 3.0]])
+    for function in (torch.any, torch.all):
+        equal(function(x.to(device), dim=(), keepdim=keepdim), function(x, dim=(), keepdim=keepdim))
+        out = torch.empty(0, dtype=torch.bool, device=device)
+        equal(function(x.to(device), dim=(), keepdim=keepdim, out=out), function(x, dim=(), keepdim=keepdim))
+        equal(function(x.to(device), dim=None), function(x))
+
+
+@pytest.mark.parametrize("start", [2**53, -(2**53) - 3, 2**62])
+def test_ranges_of_integers_that_doubles_do_not_represent(device, equal, start):
+    equal(torch.arange(start, start + 3, device=device), torch.arange(start, start + 3))
+
+
+def test_a_cast_of_complex_numbers_warns(device):
+    x = torch.tensor([1 + 2j], device=device)
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        y = torch.ones(1, device=device)
+        for call in (lambda: x.to(torch.float32), lambda: y.copy_(x), lambda: torch.ones(1).copy_(x)):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                call()
+            assert [str(w.message)[:30] for w in caught] == ["Casting complex values to real"]
+    finally:
+        torch.set_warn_always(before)

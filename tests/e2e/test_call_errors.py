@@ -23,6 +23,10 @@ def longs(d, *sizes):
     return torch.zeros(sizes, device=d, dtype=torch.int64)
 
 
+def bytes_(d, *sizes):
+    return torch.ones(sizes, device=d, dtype=torch.uint8)
+
+
 def bools(d, *sizes):
     return torch.ones(sizes, device=d, dtype=torch.bool)
 
@@ -83,6 +87,26 @@ DTYPES = {
     "cast": lambda d: longs(d, 2).div_(2),
     "complex, foreach": lambda d: torch._foreach_mul_([floats(d, 2)], 1j),
     "complex, foreach of nothing": lambda d: torch._foreach_add_([floats(d, 0)], 1j),
+    "and a float": lambda d: longs(d, 2) & 1.5,
+    "shift by a float": lambda d: longs(d, 2) << 1.5,
+    "or_ a float": lambda d: longs(d, 2).bitwise_or_(1.5),
+    "or_ floats": lambda d: longs(d, 2).bitwise_or_(floats(d, 2)),
+    "less than a complex number": lambda d: floats(d, 2) < 1j,
+    "less_ than a complex number": lambda d: floats(d, 2).lt_(1j),
+    "remainder of a complex number": lambda d: floats(d, 2) % 1j,
+    "remainder_ of a complex number": lambda d: floats(d, 2).remainder_(1j),
+    "hardtanh": lambda d: F.hardtanh(bytes_(d, 2), -1, 1),
+    "hardtanh_": lambda d: F.hardtanh(bytes_(d, 2), -1, 1, inplace=True),
+    "arange": lambda d: torch.arange(3, dtype=torch.bool, device=d),
+    "arange, from": lambda d: torch.arange(1, 3, dtype=torch.complex64, device=d),
+    "arange, step": lambda d: torch.arange(1, 3, 1, dtype=torch.bool, device=d),
+    "linspace": lambda d: torch.linspace(0, 1, 3, dtype=torch.bool, device=d),
+    "logspace": lambda d: torch.logspace(0, 1, 3, dtype=torch.bool, device=d),
+    "tril_indices": lambda d: torch.tril_indices(2, 2, dtype=torch.float32, device=d),
+    "foreach_norm": lambda d: torch._foreach_norm([floats(d, 2)], 2, dtype=torch.complex64),
+    "foreach_norm, narrower": lambda d: torch._foreach_norm([doubles(d, 2)], 2, dtype=torch.float32),
+    "foreach_norm of nothing": lambda d: torch._foreach_norm([floats(d, 0)], float("inf")),
+    "repeat_interleave": lambda d: torch.repeat_interleave(floats(d, 2), output_size=2),
 }
 
 NUMBERS = {
@@ -177,6 +201,18 @@ INDICES = {
     "index_put_": lambda d: floats(d, 2, 2).index_put_((longs(d, 2),), doubles(d, 2)),
     "index_put_, sizes": lambda d: floats(d, 2, 2).index_put_((longs(d, 2),), floats(d, 3)),
     "index_put_, two": lambda d: floats(d, 2, 3, 4).index_put_((longs(d, 5), longs(d, 5)), floats(d, 5, 3)),
+    "index_put_, floats": lambda d: floats(d, 2, 2).index_put_((floats(d, 2),), floats(d, 2)),
+    "index_put_, a mask": lambda d: floats(d, 2, 3).index_put_((bools(d, 3),), floats(d, 1)),
+    "index_put_, two masks": lambda d: floats(d, 2, 3).index_put_((bools(d, 2), bools(d, 2)), floats(d, 1)),
+    "index_put_, too many": lambda d: floats(d, 2, 3).index_put_((longs(d, 1),) * 3, floats(d, 1)),
+    "index_put, floats": lambda d: floats(d, 2, 2).index_put((floats(d, 2),), floats(d, 2)),
+    "index_put, dtypes": lambda d: floats(d, 2, 2).index_put((longs(d, 2),), doubles(d, 2)),
+    "index_put, sizes": lambda d: floats(d, 2, 2).index_put((longs(d, 2),), floats(d, 3)),
+    "assignment": lambda d: floats(d, 2, 3).__setitem__(floats(d, 2), 1.0),
+    "assignment, a mask": lambda d: floats(d, 2, 3).__setitem__(bools(d, 2, 4), 1.0),
+    "index_fill, dim": lambda d: floats(d, 2, 2).index_fill(5, longs(d, 2), 1),
+    "index_fill, complex": lambda d: floats(d, 2, 2).index_fill(0, longs(d, 2), 1j),
+    "index_fill, a tensor": lambda d: floats(d, 2, 2).index_fill(0, longs(d, 2), floats(d, 2)),
     "index_add": lambda d: floats(d, 2, 2).index_add(0, longs(d, 2), floats(d, 2, 3)),
     "gather": lambda d: floats(d, 2, 2).gather(0, floats(d, 2, 2)),
     "where": lambda d: torch.where(floats(d, 2), floats(d, 2), floats(d, 2)),
@@ -184,6 +220,10 @@ INDICES = {
     "cumsum, out": lambda d: torch.cumsum(floats(d, 3), 0, out=overlapping(d, 3)),
     "index_select, out": lambda d: torch.index_select(floats(d, 3), 0, longs(d, 3), out=overlapping(d, 3)),
     "masked_select, out": lambda d: torch.masked_select(floats(d, 3), bools(d, 3), out=overlapping(d, 3)),
+    "masked_select, dtype of out": lambda d: torch.masked_select(floats(d, 3), bools(d, 3), out=doubles(d, 3)),
+    "index_select, dtype of out": lambda d: torch.index_select(floats(d, 3), 0, longs(d, 3), out=doubles(d, 3)),
+    "nonzero, dtype of out": lambda d: torch.nonzero(floats(d, 3), out=floats(d, 3, 1)),
+    "roll, dtype of out": lambda d: torch.ops.aten.roll.out(floats(d, 3), [1], [0], out=doubles(d, 3)),
 }
 
 
@@ -236,6 +276,7 @@ def test_more_dims_than_a_trace_holds(remote):
         "resize_": lambda: torch.ones(1, device=remote).resize_(many),
         "a copy": lambda: torch.ones(many).to(remote),
         "a result": lambda: torch.stack([x, x]),
+        "view_as_real": lambda: torch.view_as_real(torch.ones([1] * 64, dtype=torch.complex64, device=remote)),
     }
     for name, call in calls.items():
         with pytest.raises(RuntimeError, match=r"only tensors with up to 64 dims are supported.*got one of 65"):

@@ -259,6 +259,17 @@ def test_a_device_that_does_not_exist_has_no_memory(remote):
             function(7)
 
 
+@pytest.mark.parametrize("index", [7, 99])  # 99: more than this process can have
+def test_a_device_that_does_not_exist_has_no_tensors(remote, index):
+    d = f"remote:{index}"
+    for call in (
+        lambda: torch.empty(3, device=d), lambda: torch.arange(3, device=d), lambda: torch.linspace(0, 1, 3, device=d),
+        lambda: torch.eye(3, device=d), lambda: torch.tril_indices(3, 3, device=d), lambda: torch.randperm(3, device=d),
+    ):  # fmt: skip
+        with pytest.raises(RuntimeError, match=rf"there is no device {d}.*TORCH_REMOTE_WORKER"):
+            call()
+
+
 def test_what_the_worker_has(remote):
     properties = torch.remote.get_device_properties()
     assert properties.name == torch.remote.get_device_name() and properties.name not in ("", "remote")

@@ -2,6 +2,7 @@
 
 import os
 import re
+import threading
 
 import pytest
 import torch
@@ -262,6 +263,41 @@ assert torch.remote.stats()["client_fallbacks"] == 0
     )
 
 
+def test_custom_ops_may_be_defined_again(script):
+    """As a notebook does whose cell runs again, with another schema or with the same one."""
+    script(
+        """
+import torch, torch_remote
+
+def define(function, schema=None):
+    return torch.library.custom_op("mylib::f", function, mutates_args=(), device_types="cpu", schema=schema)
+
+def why(op, *args):
+    try:
+        op(*args)
+    except NotImplementedError as error:
+        return str(error).split(";")[0].split("' ")[1]
+
+def of_lists(x, others=None):
+    return x + 1
+
+def of_three(x: torch.Tensor, a: float, b: float) -> torch.Tensor:
+    return x * a + b
+
+def of_one(x: torch.Tensor) -> torch.Tensor:
+    return x + 2
+
+x = torch.ones(3, device="remote")
+of_lists = define(of_lists, "(Tensor x, Tensor[]? others=None) -> Tensor")
+assert why(of_lists, x) == "has an argument or result of a type that cannot be recorded"
+for _ in range(3):
+    assert why(define(of_three), x, 2.0, 3.0) == "is registered in this process, but not in the worker's"
+    assert why(define(of_one), x) == "was defined with another schema before in this process"
+assert x.sum().item() == 3
+"""
+    )
+
+
 @pytest.mark.parametrize("setting", ["warn", "allow"])
 def test_custom_ops_of_this_process_run_on_cpu_if_asked(script, setting):
     script(
@@ -299,6 +335,32 @@ y = torch.ones(2, device="remote:1")
 assert [asked(x), asked(y), asked(y)] == [0, 1, 0]
 """,
         TORCH_REMOTE_WORKER="local,local",
+    )
+
+
+@pytest.mark.parametrize("dump", [False, True])
+def test_each_worker_is_asked_once_for_a_custom_op_of_a_graph(script, tmp_path, dump):
+    """With dumps, the answer comes after a program whose build needs the GIL."""
+    script(
+        CUSTOM_OP
+        + """
+import sys
+sys.setswitchinterval(5)
+
+def asked(index):
+    y = torch.ones(2 + index, device=f"remote:{index}") * 2
+    torch_remote._C.flush(index)
+    before = torch.remote.stats()["round_trips"]
+    with torch.remote.device(index):
+        assert not torch_remote._C.is_program_op(torch.ops.mylib.scale.default)
+    return torch.remote.stats()["round_trips"] - before
+
+assert [asked(0), asked(0), asked(1), asked(1)] == [1, 0, 1, 0]
+torch.remote.restart(1)
+assert [asked(0), asked(1), asked(1)] == [0, 1, 0]
+""",
+        TORCH_REMOTE_WORKER="local,local",
+        TORCH_REMOTE_DUMP=str(tmp_path) if dump else "",
     )
 
 
@@ -519,6 +581,27 @@ def test_the_backward_pass_names_the_frames_of_the_forward_pass(remote):
         message
     )
     assert f"test_errors.py:{line_of('# the model')} in" in message
+
+
+def test_the_backward_pass_names_the_frames_of_its_own_thread(remote):
+    def one(x, index):
+        return x.gather(0, index).sum()  # in one thread
+
+    def another(x, index):
+        return x.gather(0, index).sum()  # in another thread
+
+    x = torch.ones(3, device=remote, requires_grad=True)
+    index = torch.tensor([0, 1, 2], device=remote)
+    losses = []
+    for function in (one, another):
+        thread = threading.Thread(target=lambda function: losses.append(function(x, index)), args=(function,))
+        thread.start()
+        thread.join()
+    index.data.fill_(9)
+    losses[0].backward()
+    with pytest.raises((IndexError, RuntimeError)) as error:
+        x.grad.cpu()
+    assert f"test_errors.py:{line_of('# in one thread')} in" in str(error.value), error.value
 
 
 def test_a_compiled_graph_names_its_frames(remote):

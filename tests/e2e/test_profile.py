@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import json
 import os
 import re
@@ -381,6 +382,27 @@ def test_a_reply_that_is_logged_before_its_message():
         events = chrome_events(Recording(10, 0, 10_000, {11: "main", 12: "reader"}, client, 0, [worker], []))
         check_format(events)
         assert sorted(e["name"] for e in events if e["ph"] in "sf") == ["read", "read", "reply", "reply"]
+
+
+def test_names_of_threads_that_are_no_text():
+    """The kernel cuts a name after 15 bytes, perhaps within a character."""
+    import ctypes
+
+    from torch_remote.profiling.recording import _thread_names
+
+    named, over, found = threading.Event(), threading.Event(), []
+
+    def work() -> None:
+        found.append(threading.get_native_id())
+        ctypes.CDLL(None).prctl(15, "abcdefghijklmnä".encode(), 0, 0, 0)  # PR_SET_NAME
+        named.set()
+        over.wait(60)
+
+    _thread.start_new_thread(work, ())  # threading does not know it
+    assert named.wait(60)
+    names = _thread_names([{"kind": "wait", "thread": found[0]}, {"kind": "wait", "thread": 2**30}])
+    over.set()
+    assert names[found[0]] == "abcdefghijklmn\ufffd" and names[2**30] == "thread"
 
 
 def test_clocks():

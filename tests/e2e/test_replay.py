@@ -148,6 +148,12 @@ def test_a_command_decides(tools, small):
     tools.run("remote-replay", "command.rreplay")
 
 
+def test_an_interrupted_command_ends_the_reduction(tools, small):
+    """Ctrl-C reaches only the command, whose shell exits with 130."""
+    result = tools.run("remote-reduce", small, "--command", "exit 130; : {}", status=2)
+    assert "the command was interrupted: exit 130; : {}" in result.stderr
+
+
 def test_a_graph_with_made_up_inputs(tools):
     graph = """graph(n, bytes) {
   b0: input survives

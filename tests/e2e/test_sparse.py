@@ -441,6 +441,13 @@ BAD = {
     "size of blocks of csr": lambda d: csr(d).to_sparse_bsr((2, 2)),
     "batches of unequal counts": lambda d: torch.stack([plain(d, 6, 8), plain(d, 6, 8) * 0]).to_sparse_csr(),
     "sizes of bmm": lambda d: torch.bmm(coo(d, sizes=(3, 4, 5)), grid(d, 3, 4, 2)),
+    "dtypes of a product": lambda d: coo(d) @ grid(d, 6, 2).double(),
+    "dtypes of a product of rows": lambda d: csr(d) @ grid(d, 4, 2).double(),
+    "dtypes of a product with a vector": lambda d: coo(d) @ grid(d, 6).double(),
+    "dtypes of bmm": lambda d: torch.bmm(coo(d, sizes=(3, 4, 5)), grid(d, 3, 5, 2).double()),
+    "dtype of an added tensor": lambda d: torch.addmm(grid(d, 5, 2).double(), coo(d), grid(d, 6, 2)),
+    "dtype of a product's out": lambda d: torch.addmm(grid(d, 5, 2), coo(d), grid(d, 6, 2), out=grid(d, 5, 2).double()),
+    "dtype of a sum's out": lambda d: torch.add(grid(d, 5, 6), coo(d), out=grid(d, 5, 6).long()),
     "index of a selection": lambda d: coo(d).index_select(0, torch.tensor([5]).to(d)),
 }
 

@@ -1,5 +1,6 @@
 """The torch-remote command: workers, scripts on machines, metrics, and output for people and for programs."""
 
+import io
 import json
 import os
 import re
@@ -18,7 +19,7 @@ import torch
 from command_client import client, ok
 from python_processes import Python, run_python
 
-from torch_remote_cli import metrics, state, status_file
+from torch_remote_cli import metrics, service, state, status_file, worker
 from torch_remote_cli.exit_status import describe
 
 
@@ -413,9 +414,79 @@ def test_the_health_check_says_what_is_wrong():
         metrics.Endpoint("127.0.0.1", taken.getsockname()[1], lambda: "", lambda: None)
 
 
+def test_metrics_over_ipv6():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+    endpoint = metrics.Endpoint("::1", 0, lambda: "", lambda: None)
+    try:
+        assert endpoint.url.startswith("http://[::1]:") and get(endpoint.url + "/healthz")[0] == 200
+    finally:
+        endpoint.close()
+
+
+def test_a_log_without_a_reader_of_stderr(monkeypatch, tmp_path):
+    """The thread that reads the worker's log goes on; otherwise the worker would wait for it."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+    class Closed(io.TextIOBase):
+        def write(self, text):
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    log = service._Log(service.Options("w", "unix://w.sock"))
+    log.write("info", "first")
+    log.write("info", "second")
+    log.close()
+    log.write("info", "third")
+    assert [line.split()[-1] for line in service.log_file("w").read_text().splitlines()] == ["first", "second"]
+
+
 def test_functions_of_a_worker_that_serves(command, environment):
     assert "--allow-python" in command("worker", "serve", "--python", "python3")[2]
     url = json.loads(ok(command("worker", "serve", "--background", "--allow-python", "--json")))["url"]
     script = "import torch, torch_remote; print(torch_remote.function(lambda x: x + 1)(torch.ones(1, device='remote')))"
     result = run_python("-c", script, env={**environment, "TORCH_REMOTE_WORKER": url})
     assert result.stdout == "tensor([2.], device='remote:0')\n", result.stderr
+
+
+def test_a_followed_log_continues_in_the_next_file(environment, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    state.write(
+        "workers", "mine", {"process": os.getpid(), "process_began": state.process_began(os.getpid()), "started": 0}
+    )
+    log = service.log_file("mine")
+    log.write_text("first\n")
+    follower = subprocess.Popen(
+        [sys.executable, "-m", "torch_remote_cli", "worker", "logs", "mine", "-f"],
+        env=environment, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert follower.stdout.readline() == "first\n"
+        log.replace(log.with_suffix(".log.1"))
+        log.write_text("second\n")
+        assert follower.stdout.readline() == "second\n"
+        with log.open("a") as file:
+            file.write("last\n")
+        state.remove("workers", "mine")
+        assert follower.stdout.readline() == "last\n"
+    finally:
+        follower.kill()
+        follower.communicate()
+
+
+def test_a_full_disk_does_not_end_the_reader_of_a_log(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    log = service._Log(service.Options("mine", "unix:///w", quiet=True))
+    log._file.close()
+    log._file = open("/dev/full", "a", buffering=1)  # noqa: SIM115 (close() does)
+    log.write("info", "there is no space for this line")
+    log.close()
+
+
+def test_a_worker_that_has_just_ended_is_no_error(monkeypatch, capsys):
+    ended = {"name": "mine", "process": 2**22, "process_began": 0, "started": 0}  # no process has this number
+    monkeypatch.setattr(state, "entries", lambda kind: [ended])
+    worker.stop(None, True, False)
+    assert capsys.readouterr().out == "mine was stopped\n"

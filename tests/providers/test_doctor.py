@@ -2,6 +2,7 @@
 
 import json
 import socket
+import subprocess
 import threading
 
 import pytest
@@ -36,6 +37,15 @@ def test_versions_of_torch_are_compared_as_numbers(monkeypatch, tmp_path):
     check = doctor._torch()
     assert check["state"] == "failed" and check["found"].endswith("this torch_remote is for torch 2.9 and 2.10")
     assert check["fix"] == "pip install 'torch==2.10.*'"
+
+
+def test_a_worker_that_does_not_say_its_version(monkeypatch):
+    def run(command, **options):
+        raise subprocess.TimeoutExpired(command, 20)
+
+    monkeypatch.setattr(doctor.subprocess, "run", run)
+    check = doctor._installation()
+    assert check["state"] == "failed" and "--version did not end within 20 s" in check["found"] and check["fix"]
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """GPU names, third-party providers, and machines that TORCH_REMOTE_WORKER names."""
 
 import os
+import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -8,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from torch_remote import MachineError, RemoteMachine
-from torch_remote.providers import gpus, local
+from torch_remote import _C, MachineError, RemoteMachine
+from torch_remote.providers import forward, gpus, local
 from torch_remote.providers.machine import bytes_of
 from torch_remote.providers.url import is_url, provider_of, read_url
 from torch_remote_cli.state import process_began
@@ -342,6 +344,145 @@ def test_paused_machines_end_with_a_killed_process(script, remote, tmp_path):
     while process_began(int(output)) is not None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_a_machine_that_computes_is_not_idle(remote):
+    with RemoteMachine() as machine:
+        x = torch.ones(3, device=machine.device())
+        assert x.sum().item() == 3
+        worker = int(machine.status().detail.removeprefix("pid "))
+        os.kill(worker, signal.SIGSTOP)  # stands for an op that takes long
+        try:
+            y = x + 1
+            _C.flush(machine.device().index)
+            machine.status()  # notices the message
+            time.sleep(0.05)
+            assert machine.status().idle_seconds == 0
+        finally:
+            os.kill(worker, signal.SIGCONT)
+        assert y.tolist() == [2, 2, 2]
+        deadline = time.monotonic() + 20
+        while machine.status().idle_seconds == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+RENTED = """
+import os
+from torch_remote.providers.local import Local
+
+class Rented(Local):
+    def stop(self):
+        with open(os.environ["STOPPED"], "a") as file:
+            file.write(f"{os.getpid()} ")
+        super().stop()
+        if self._spec.threads == 1:
+            raise OSError("the cloud is away")
+"""
+
+
+def test_a_forked_child_ends_no_machines_of_its_parent(script, remote, tmp_path):
+    install(tmp_path, "rented", RENTED, "rented = rented:Rented\n")
+    stopped = tmp_path / "stopped"
+    script(
+        """
+        import os, sys, torch, torch_remote
+        with torch_remote.RemoteMachine("rented") as machine:
+            x = torch.ones(2, device=machine.device())
+            assert x.sum().item() == 2
+            child = os.fork()
+            if child == 0:
+                sys.exit()  # leaves the block, and runs what is registered with atexit
+            assert os.waitpid(child, 0)[1] == 0
+            assert not os.path.exists(os.environ["STOPPED"])
+            assert machine.status().state == "running" and x.tolist() == [1, 1]
+        assert open(os.environ["STOPPED"]).read() == f"{os.getpid()} "
+        """,
+        fresh=True,
+        PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]),
+        STOPPED=str(stopped),
+    )
+
+
+SLOW = """
+from torch_remote.providers.local import Local
+from torch_remote_cli import state
+
+class Slow(Local):
+    seen = []
+
+    def start(self, spec):
+        self.seen += [entry["id"] for entry in state.entries("machines")]
+        raise RuntimeError("too slow")
+"""
+
+
+def test_a_machine_is_listed_while_it_starts(script, remote, tmp_path):
+    """So `torch-remote machines --left-over` does not remove it."""
+    install(tmp_path, "slow", SLOW, "slow = slow:Slow\n")
+    script(
+        """
+        import slow, torch_remote
+        from torch_remote_cli import state
+        machine = torch_remote.RemoteMachine("slow")
+        try:
+            machine.start()
+        except torch_remote.MachineError:
+            assert slow.Slow.seen == [machine.id] and state.entries("machines") == []
+        else:
+            raise AssertionError
+        """,
+        PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]),
+        XDG_RUNTIME_DIR=str(tmp_path),
+    )
+
+
+class BusyListener(socket.socket):
+    """Has too many open files for its first connection."""
+
+    failures = 1
+
+    def accept(self):
+        if self.failures:
+            self.failures -= 1
+            raise OSError(24, "Too many open files")
+        return super().accept()
+
+
+def test_a_forwarder_accepts_again_after_an_error(monkeypatch):
+    def listen(address):
+        made = BusyListener()
+        made.bind(address)
+        made.listen()
+        return made
+
+    monkeypatch.setattr(forward.socket, "create_server", listen)
+    ours, theirs = socket.socketpair()
+    forwarder = forward.Forwarder(lambda: forward.RemoteSocket(theirs), "there")
+    try:
+        host, port = forwarder.address.split(":")
+        with socket.create_connection((host, int(port)), 20) as near, ours:
+            ours.settimeout(20)
+            near.sendall(b"x")
+            assert ours.recv(1) == b"x"
+    finally:
+        forwarder.close()
+
+
+def test_at_exit_a_machine_that_cannot_be_stopped_does_not_keep_the_others(script, remote, tmp_path):
+    install(tmp_path, "rented", RENTED, "rented = rented:Rented\n")
+    stopped = tmp_path / "stopped"
+    result = script(
+        """
+        import torch_remote
+        torch_remote.RemoteMachine("rented", threads=1, name="first").start()
+        torch_remote.RemoteMachine("rented", threads=2, name="second").start()
+        """,
+        PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]),
+        STOPPED=str(stopped),
+    )
+    assert len(stopped.read_text().split()) == 2
+    assert "first" in result.stderr and "could not be stopped: the cloud is away" in result.stderr
 
 
 def test_a_forked_child_may_not_start_machines(script, remote):

@@ -97,6 +97,21 @@ def test_a_worker_that_cannot_start_says_why(place, monkeypatch):
         place.machine().start()
 
 
+def test_one_that_cannot_be_stopped_does_not_keep_the_others(place):
+    machine = place.machine(gpu_count=2).start()
+    first, second = place.cloud.sandboxes[-2:]
+
+    def fail():
+        raise fake_modal.Error("no connection")
+
+    first.terminate = fail
+    with pytest.raises(MachineError, match=r"did not stop all sandboxes .*: no connection; .* --left-over modal://"):
+        machine.stop()
+    assert second.poll() is not None and machine.status().state == "stopped"
+    del first.terminate
+    first.terminate()
+
+
 def test_what_is_left_over_is_found(place):
     with place.machine() as machine:
         (left,) = Modal.leftovers({})

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import sshd as sshd_module
@@ -16,7 +17,8 @@ import torch
 
 import torch_remote
 from torch_remote import MachineError, RemoteMachine, WorkerLost
-from torch_remote.providers import bundle
+from torch_remote.providers import bundle, ssh
+from torch_remote.providers.processes import Log
 
 TORCH_LIB = Path(torch.__file__).parent / "lib"
 
@@ -275,3 +277,14 @@ def test_archives_are_named_by_their_contents(tmp_path):
     (tmp_path / "c").write_bytes(b"two")
     assert bundle.Archive({"bin/a": tmp_path / "c"}).digest != first.digest
     assert bundle.worker().needs_glibc() == (2, 28)
+
+
+def test_a_connection_that_stands_still_is_said(monkeypatch):
+    monkeypatch.setattr(ssh, "_TO_ANSWER", 0.05)
+    log = Log()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        talk = ssh._Conversation(SimpleNamespace(socket=ours), log, "ssh://host")
+        with pytest.raises(MachineError, match=r"ssh://host takes no data for 0 s: it printed nothing"):
+            talk._send(bytes(64 << 20))
+    log.close()

@@ -1,12 +1,14 @@
 """Tests what a session of a listening worker can access: from inside, and by reading its memory from outside."""
 
 import contextlib
+import ctypes
 import errno
 import json
 import os
 import re
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import time
@@ -33,10 +35,11 @@ input()
 
 @pytest.fixture
 def serve(remote, tmp_path):
-    """Starts workers: serve(*arguments, url=...) -> (url, process); process.log is the path of its log."""
+    """Starts workers: serve(*arguments, url=...) -> (url, process); process.log is the path of its log. `before` is
+    called in the new process."""
     processes = []
 
-    def start(*arguments, url=None, command=BINARY, check=True, **variables):
+    def start(*arguments, url=None, command=BINARY, check=True, before=None, **variables):
         url = url or f"unix://{tmp_path}/w{len(processes)}"
         log = tmp_path / f"log{len(processes)}"
         environment = {
@@ -44,7 +47,9 @@ def serve(remote, tmp_path):
             "TORCH_REMOTE_TORCH_LIB": str(Path(torch.__file__).parent / "lib"), **variables,
         }  # fmt: skip
         with log.open("w") as file:
-            process = subprocess.Popen([command, "--listen", url, *map(str, arguments)], env=environment, stderr=file)
+            process = subprocess.Popen(
+                [command, "--listen", url, *map(str, arguments)], env=environment, stderr=file, preexec_fn=before
+            )
         process.log = log
         processes.append(process)
         deadline = time.monotonic() + 60
@@ -136,6 +141,41 @@ def test_what_options_allow_is_open_and_said(serve, tmp_path):
     assert found["process"] == found["secret"] == found["socket"] == 0
     assert found["dumpable"] == found["privileges"] == errno.EPERM
     assert "--allow-python lets clients run any program" in process.log.read_text()
+
+
+def refuse_landlock():
+    """Makes Landlock's system calls fail in this process and its children, as a container may."""
+    landlock_create_ruleset, no_new_privileges, set_seccomp, filter_mode = 444, 38, 22, 2
+    load, equals, give, allow, fail = 0x20, 0x15, 0x06, 0x7FFF0000, 0x00050000 | errno.ENOSYS
+    program = b"".join(
+        struct.pack("HBBI", *line)
+        for line in ((load, 0, 0, 0), (equals, 0, 1, landlock_create_ruleset), (give, 0, 0, fail), (give, 0, 0, allow))
+    )
+    code = ctypes.create_string_buffer(program)
+    filter_program = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    assert prctl(no_new_privileges, 1, 0, 0, 0) == 0 and prctl(set_seccomp, filter_mode, filter_program, 0, 0) == 0
+
+
+def warnings(process):
+    return [line for line in process.log.read_text().splitlines() if "] warning: " in line]
+
+
+def test_a_session_that_could_not_be_confined_warns(serve):
+    url, process = serve(before=refuse_landlock, TORCH_REMOTE_WORKER_LOG="info")
+    with client(url):
+        (warning,) = warnings(process)
+    assert "confined: " in warning and "not active: files: this kernel has no Landlock" in warning
+    # A part that an option switches off is no reason for a warning.
+    url, process = serve("--peer-host", "127.0.0.1", TORCH_REMOTE_WORKER_LOG="info")
+    with client(url):
+        assert warnings(process) == [] or not {"files", "system calls"} <= set(active(process))
+
+
+def test_the_help_of_peer_host_says_all_that_it_allows():
+    text = " ".join(subprocess.run([BINARY, "--help"], capture_output=True, text=True, check=True).stdout.split())
+    assert "other ranks (torch.distributed) and other devices" in text
+    assert "connect to any address that their clients name, and tensors travel unencrypted" in text
 
 
 def test_a_session_is_a_program_of_its_own(serve, tmp_path):

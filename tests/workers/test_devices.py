@@ -204,9 +204,16 @@ import torch.nn.functional as F
 lstm = torch.nn.LSTM(4, 8).to("remote:1")
 here, there = torch.randn(5, 2, 4, device="remote:0"), torch.randn(5, 2, 4, device="remote:1")
 q, mask = torch.randn(1, 2, 3, 4, device="remote:0"), torch.zeros(3, 3, device="remote:1")
+state = torch.zeros(1, 2, 8, device="remote:0")
+layer = (None, 2, 8, 0, 1, False, 0.0, False, False, [], None)
+attention = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
 for call in (
-    lambda: lstm(here), lambda: lstm(there, (torch.zeros(1, 2, 8, device="remote:0"),) * 2),
+    lambda: lstm(here), lambda: lstm(there, (state,) * 2),
     lambda: F.scaled_dot_product_attention(q, q, q, attn_mask=mask),
+    lambda: torch._cudnn_rnn(there, lstm._flat_weights, 4, None, state, *layer),
+    lambda: torch._cudnn_rnn(here, lstm._flat_weights, 4, None, state, *layer),
+    lambda: attention(q, q.to("remote:1"), q), lambda: attention(q, q, q, mask), lambda: attention(q, q, q.cpu()),
+    lambda: attention(q.cpu(), q, q),
 ):
     try:
         call()
@@ -233,6 +240,24 @@ for index in (2, 40, -3):
     except RuntimeError:
         continue
     raise AssertionError(index)
+with torch.remote.device(1), torch.remote.trace("remote") as trace:
+    y = torch.ones(2, device="remote")
+assert len(trace.graphs) == 1
+
+for index in (2, 40):
+    stream = torch.Stream(stream_id=0, device_index=index, device_type=torch.remote.Stream(device=0).device_type)
+    for call in (
+        lambda: torch.Stream(device=f"remote:{index}"), lambda: torch.remote.current_stream(index),
+        lambda: torch.remote.default_stream(index), lambda: torch.accelerator.set_stream(stream), stream.query,
+        stream.synchronize, lambda: torch.Event("remote").record(stream),
+    ):
+        try:
+            call()
+        except RuntimeError as error:
+            assert f"no device remote:{index}" in str(error), error
+        else:
+            raise AssertionError(index)
+assert torch.remote.current_device() == 0
 """
 
 

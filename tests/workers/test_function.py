@@ -51,6 +51,7 @@ def test_arguments_and_results_of_all_kinds(remote):
         return {
             "sum": a + b, 3: [a.sum().item(), None, True, "text", b"\0\xff", 1 + 2j, float("inf"), 2**80],
             "nothing": torch.empty(0, 3), "scalar": c, "half": a.half(), "dtype": a.dtype, "size": a.shape,
+            "long": [-(10**5000), -5],
         }  # fmt: skip
 
     a = torch.arange(12.0, device="remote").view(3, 4).t()[1:]  # a non-contiguous view
@@ -59,6 +60,7 @@ def test_arguments_and_results_of_all_kinds(remote):
     assert out[3] == [a.sum().item(), None, True, "text", b"\0\xff", 1 + 2j, float("inf"), 2**80]
     assert out["nothing"].shape == (0, 3) and out["scalar"].item() == 7 and out["half"].dtype == torch.half
     assert out["dtype"] == torch.float32 and out["size"] == torch.Size((3, 3))
+    assert out["long"] == [-(10**5000), -5]
 
 
 def test_gradients(remote):
@@ -162,6 +164,8 @@ def test_packages(remote):
     with pytest.raises(ModuleNotFoundError, match=r"has torch .*, but the function needs torch==0\.1"):
         torch_remote.function(packages=["torch==0.1"])(lambda: 1)()
     assert torch_remote.function(packages=["torch"])(lambda: 1)() == 1
+    public = torch.__version__.partition("+")[0]  # "2.13.0" of "2.13.0+cpu"
+    assert torch_remote.function(packages=[f"torch=={public}"])(lambda: 1)() == 1
     with pytest.raises(ValueError, match="write 'name' or 'name==version'"):
         torch_remote.function(packages=["torch>2; rm"])(lambda: 1)
 
@@ -228,6 +232,20 @@ def test_changes_of_a_failed_call_arrive(remote):
     with pytest.raises(ValueError, match="afterwards"):
         f(x)
     assert x.tolist() == [1, 1] and x._version > version
+
+
+def test_a_failed_call_that_left_a_sparse_gradient(remote):
+    @torch_remote.function
+    def f(weight, x):
+        x.add_(1)
+        torch.nn.functional.embedding(torch.tensor([1]), weight, sparse=True).sum().backward()
+        raise ValueError("afterwards")
+
+    weight = torch.ones(3, 2, device="remote", requires_grad=True)
+    x = torch.zeros(2, device="remote")
+    with pytest.raises(ValueError, match="afterwards"):
+        f(weight, x)
+    assert x.tolist() == [1, 1] and weight.grad is None
 
 
 def test_gradients_and_in_place_changes(remote):
@@ -671,6 +689,29 @@ def test_ctrl_c(remote, stubborn):
         wait(stubborn)
     assert time.monotonic() - pressed[0] < max(1, os.getloadavg()[0] / os.cpu_count())
     assert torch_remote.function(lambda: 5)() == 5
+
+
+class Scale:
+    def __init__(self, factor):
+        self.factor = factor
+
+    @torch_remote.function
+    def of(self, x):
+        return x * self.factor
+
+
+def test_methods(remote):
+    x = torch.ones(2, device="remote")
+    scale = Scale(3)
+    assert scale.of(x).tolist() == [3, 3]
+    assert asyncio.run(scale.of.aio(x)).tolist() == [3, 3]
+
+
+def test_the_default_device_does_not_matter(remote):
+    x = torch.ones(2, device="remote")
+    with torch.device("meta"):
+        y = torch_remote.function(lambda x: x + 1)(x)
+    assert y.tolist() == [2, 2]
 
 
 def test_a_cancelled_task(remote):

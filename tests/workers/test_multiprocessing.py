@@ -190,6 +190,31 @@ if __name__ == "__main__":
     )
 
 
+def test_the_receiver_has_another_default_device(script, remote):
+    script(
+        HEAD
+        + """
+def work(questions, answers):
+    torch.set_default_device("remote")
+    answers.put(device_of(torch.ones(1)))
+    x = questions.get()
+    answers.put((device_of(x), x.tolist()))
+
+if __name__ == "__main__":
+    context = mp.get_context("spawn")
+    questions, answers = context.Queue(), context.Queue()
+    process = context.Process(target=work, args=(questions, answers))
+    process.start()
+    assert answers.get(timeout=50) == "remote:0"
+    questions.put(torch.arange(3.0, device="remote"))
+    assert answers.get(timeout=50) == ("remote:0", [0, 1, 2])
+    process.join()
+    assert process.exitcode == 0
+""",
+        timeout=120,
+    )
+
+
 def test_tensors_of_the_cpu_go_as_ever(script, remote):
     """They are shared, not copied."""
     script(

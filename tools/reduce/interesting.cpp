@@ -1,7 +1,9 @@
 #include "tools/reduce/interesting.h"
 
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -18,6 +20,7 @@ Status outcome_of(Device& device, const ir::Graph& graph, const RunCase& run, st
   if (Status status = device.load(std::make_shared<const ir::Graph>(graph), &loaded); !status) return status;
   Inputs inputs;
   if (Status status = upload(device, run.inputs, &inputs); !status) return status;
+  device.set_math_modes(run.math_modes);
   Status status = execute(device, loaded, run.params, inputs, views, outcome);
   free(device, inputs);
   return status;
@@ -102,7 +105,13 @@ class Command : public Test {
       at += name.size();
     }
     std::fflush(nullptr);
-    *yes = std::system(line.c_str()) == 0;
+    const int status = std::system(line.c_str());
+    // Ctrl-C ends only the command, because system() ignores it here. A shell reports it as 128 + 2.
+    if ((WIFSIGNALED(status) && (WTERMSIG(status) == SIGINT || WTERMSIG(status) == SIGQUIT)) ||
+        (WIFEXITED(status) && WEXITSTATUS(status) == 128 + SIGINT)) {
+      return {ErrorCode::kInterrupted, "the command was interrupted: " + command_};
+    }
+    *yes = status == 0;
     return {};
   }
   std::string finding() const override { return "the command exits with 0"; }

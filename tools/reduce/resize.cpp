@@ -76,7 +76,7 @@ class Resizer {
       if (!view.dynamic && !set_strides(view)) return false;
     }
     if (!ir::evaluate(graph, params_.data(), &after_)) return false;
-    *changed = {graph, {}, {}, {}};
+    *changed = {graph, {}, {}, {}, run_.math_modes};
     set_bytes(&changed->inputs);
     changed->params = params_;
     return true;

@@ -3,8 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <memory>
+#include <optional>
+#include <variant>
 
+#include "ir/math_modes.h"
+#include "remote/capture/capture.h"
 #include "tools/reduce/subset.h"
+#include "tools/runs/case.h"
 
 namespace torch_remote::tools::reduce {
 namespace {
@@ -99,6 +105,26 @@ TEST(Resize, PartsOfADenseViewStayPartsOfIt) {
   ASSERT_TRUE(with_size(taken, 10, 3, &columns));
   EXPECT_TRUE(is_sound(columns));
   EXPECT_EQ(columns.params, (std::vector<int64_t>{8, 3, 96, 3, 2, 2, 15, 24}));
+}
+
+TEST(Cases, KeepTheMathModesOfTheRun) {
+  RunCase run = example(), resized;
+  run.math_modes = ir::kDeterministic | ir::kTf32Matmuls;
+  ASSERT_TRUE(with_size(run, 6, 2, &resized));
+  const std::string path = testing::TempDir() + "math_modes.rreplay";
+  Status status = save_case(compacted(resized), path);
+  ASSERT_TRUE(status.ok()) << status.message();
+  std::unique_ptr<remote::CaptureReader> reader;
+  status = remote::CaptureReader::open(path, &reader);
+  ASSERT_TRUE(status.ok()) << status.message();
+  std::optional<ir::MathModes> found;
+  for (std::optional<remote::CaptureEvent> event;;) {
+    status = reader->next(&event);
+    ASSERT_TRUE(status.ok()) << status.message();
+    if (!event) break;
+    if (const auto* sent = std::get_if<remote::RunEvent>(&event->what)) found = sent->math_modes;
+  }
+  EXPECT_EQ(found, run.math_modes);
 }
 
 }  // namespace

@@ -91,6 +91,7 @@ Status contents_before(Device& device, const RunCase& run, const std::vector<uin
   Inputs inputs;
   if (Status status = upload(device, run.inputs, &inputs); !status) return status;
   Outcome outcome;
+  device.set_math_modes(run.math_modes);
   if (Status status = execute(device, loaded, run.params, inputs, views, &outcome); !status) return status;
   free(device, inputs);
   if (outcome.error) return Status::invalid("the run fails: " + *outcome.error);
@@ -120,6 +121,7 @@ Status subset(Device& device, const RunCase& run, const std::vector<bool>& keep,
   RunCase made;
   made.graph = run.graph;
   made.params = run.params;
+  made.math_modes = run.math_modes;
   made.graph.nodes.clear();
   for (uint32_t n = 0; n < keep.size(); ++n) {
     if (keep[n]) made.graph.nodes.push_back(run.graph.nodes[n]);
@@ -159,6 +161,7 @@ std::vector<bool> needed_nodes(const ir::Graph& graph) {
 
 RunCase compacted(const RunCase& run) {
   RunCase result;
+  result.math_modes = run.math_modes;
   Remaining remaining;
   result.graph = compact(run.graph, &remaining);
   for (ir::Buffer& buffer : result.graph.buffers) buffer.written_once = false;

@@ -79,6 +79,8 @@ Status RunComparer::compare_run(const remote::RunEvent& run, const Inputs& input
   std::vector<int64_t> values;
   if (Status status = ir::evaluate(*pair->first, run.params.data(), &values); !status) return status;
   const std::vector<OutputView> views = output_views(*pair->first, values);
+  device_.set_math_modes(run.math_modes);
+  other_.set_math_modes(run.math_modes);
   Outcome first, second;
   Status status = execute(device_, pair->loaded_first, run.params, inputs, views, &first);
   if (status.ok()) status = execute(other_, pair->loaded_second, run.params, others, views, &second);

@@ -16,7 +16,7 @@ Status save_case(const RunCase& run, const std::string& path) {
   ir::Graph sent = run.optimized ? *run.optimized : run.graph;
   sent.source_lines.clear();  // `graph` has them
   session.load(1, &run.graph, sent);
-  session.run(1, run.params, ids, ids.size() + 1);
+  session.run(1, run.params, ids, ids.size() + 1, {}, run.math_modes);
   return {};
 }
 

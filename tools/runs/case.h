@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ir/graph.h"
+#include "ir/math_modes.h"
 #include "ir/status.h"
 #include "tools/runs/device.h"
 
@@ -17,6 +18,7 @@ struct RunCase {
   std::optional<ir::Graph> optimized;  // the graph that a worker received, if known
   std::vector<int64_t> params;
   std::vector<Bytes> inputs;  // bytes of the input buffers, in the order of their indices
+  ir::MathModes math_modes = 0;
 };
 
 // Writes a capture of this run alone: the inputs' bytes, the program, the run. Without an optimized graph, `graph` is

@@ -41,6 +41,7 @@ Status profile_runs(Device& device, const remote::RunEvent& run, const Inputs& i
   for (const uint32_t b : run.program->inputs) whole->buffers[b].survives = true;
   std::vector<uint64_t> own;
   LoadedGraph loaded;
+  device.set_math_modes(run.math_modes);
   Status status = copy_inputs(device, inputs, &own, error);
   if (status.ok() && !*error) status = device.load(whole, &loaded);
   for (int round = 0; round < kWarmup && status.ok() && !*error; ++round) {

@@ -72,7 +72,7 @@ bool Replayer::inputs(const RunEvent& run, Inputs* inputs) const {
 Status Replayer::extract(const RunEvent& run, RunCase* found) {
   Inputs inputs;
   if (!this->inputs(run, &inputs)) return Status::invalid("an input of the run is not in the capture");
-  *found = {run.program->source.value_or(run.program->graph), run.program->graph, run.params, {}};
+  *found = {run.program->source.value_or(run.program->graph), run.program->graph, run.params, {}, run.math_modes};
   found->inputs.resize(inputs.ids.size());
   for (size_t i = 0; i < inputs.ids.size(); ++i) {
     WorkerError error;

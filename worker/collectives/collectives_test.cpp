@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <functional>
 #include <latch>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "remote/net/deadline.h"
+#include "worker/collectives/label.h"
 #include "worker/collectives/peers.h"
 #include "worker/device/memory.h"
 
@@ -417,6 +419,39 @@ TEST(Limits, WhatIsKeptCountsUntilItIsTaken) {
   }
   sender.join();
   EXPECT_TRUE(memory->charge(1'000'000));
+}
+
+// An error that is sent instead of a copy.
+TEST(Limits, AnErrorCountsWhileItIsStored) {
+  constexpr uint64_t kLimit = uint64_t{1} << 20;
+  const auto memory = CachingAllocator::create(make_anonymous_source(), kLimit);
+  int ends[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+  Mesh mesh(0, 2, {.memory = memory.get()}), other(1, 2);
+  mesh.add(1, ends[0]);
+  other.add(0, ends[1]);
+  const std::string text = "IndexError\nindex 9 is out of bounds";
+  const auto send_error = [&](uint64_t tag) {
+    Label label = message_label(DType::kUInt8, tag, text.size());
+    label.op = static_cast<uint8_t>(CollectiveOp::kSkipped);
+    const std::array<Outgoing, 1> message{{{0, label, std::as_bytes(std::span(text))}}};
+    EXPECT_OK(other.exchange(message, {}, kLimits));
+    for (int i = 0; i < 3; ++i) mesh.drive(mesh.wakes());
+    EXPECT_OK(mesh.status());
+  };
+  const auto receive_error = [&](uint64_t tag) {
+    std::vector<uint8_t> data(8);
+    int from = 1;
+    return receive(mesh, DType::kUInt8, bytes(data), &from, tag, kLimits).exception_type();
+  };
+  send_error(1);
+  EXPECT_FALSE(memory->charge(kLimit));
+  EXPECT_TRUE(memory->charge(kLimit - text.size()));
+  EXPECT_EQ(receive_error(1), "IndexError");
+  EXPECT_TRUE(memory->charge(text.size()));
+  send_error(2);  // Without memory it waits for a receive.
+  EXPECT_EQ(receive_error(2), "IndexError");
+  EXPECT_OK(mesh.status());
 }
 
 }  // namespace

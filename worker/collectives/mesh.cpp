@@ -331,13 +331,29 @@ bool Mesh::reads(int rank) const {
   return peer.header_read != 0 || peer.stored_bytes < options_.max_stored_bytes || is_awaited(rank);
 }
 
-// Allocates memory for a message that no receive has asked for yet.
+// Allocates memory for a message that no receive has asked for yet, or for an error that is sent instead of a message.
 Status Mesh::reserve_message(int rank) {
   Peer& peer = *peers_[rank];
-  const Status room = peer.charge.take(options_.memory, peer.header.nbytes, "what " + name_of(rank) + " sends");
+  const Label label = decode(peer.header);
+  Status room;
+  // An error that a receive waits for is not stored, so it needs no space within the limit.
+  if (!is_skipped(label) || find_receive(rank, label).second == nullptr) {
+    room = peer.charge.take(options_.memory, peer.header.nbytes, "what " + name_of(rank) + " sends");
+  }
   peer.held = !room.ok();
   if (peer.held) return is_awaited(rank) ? room : Status();
   peer.bytes.resize(peer.header.nbytes);
+  return {};
+}
+
+// The first receive that waits for a message of this rank with this label, and its exchange; null: there is none.
+std::pair<Mesh::Exchange*, Incoming*> Mesh::find_receive(int rank, const Label& label) const {
+  for (const auto& exchange : exchanges_) {
+    for (Incoming& receive : exchange->receives) {
+      const bool from_it = receive.peer == rank || receive.peer == kAnyPeer;
+      if (from_it && !receive.done && belongs(label, receive.label)) return {exchange.get(), &receive};
+    }
+  }
   return {};
 }
 
@@ -360,20 +376,15 @@ Status Mesh::take_label(int rank) {
   }
   if (is_skipped(label)) {
     if (header.nbytes > 2 * kMostText) return collective_failed("remote: " + name_of(rank) + " sent a damaged message");
-    peer.bytes.resize(header.nbytes);
-    return {};
+    return reserve_message(rank);
   }
-  for (const auto& exchange : exchanges_) {
-    for (Incoming& receive : exchange->receives) {
-      if ((receive.peer != rank && receive.peer != kAnyPeer) || receive.done || !belongs(label, receive.label)) {
-        continue;
-      }
-      if (Status status = compare(name_of(rank), label, header.nbytes, receive); !status.ok()) return status;
-      receive.peer = rank;
-      peer.target = &receive;
-      peer.target_of = exchange.get();
-      return {};
-    }
+  const auto [exchange, receive] = find_receive(rank, label);
+  if (receive != nullptr) {
+    if (Status status = compare(name_of(rank), label, header.nbytes, *receive); !status.ok()) return status;
+    receive->peer = rank;
+    peer.target = receive;
+    peer.target_of = exchange;
+    return {};
   }
   if (header.nbytes > uint64_t{1} << 40)
     return collective_failed("remote: " + name_of(rank) + " sent a damaged message");
@@ -384,17 +395,16 @@ Status Mesh::take_label(int rank) {
 void Mesh::take_skipped(int rank) {
   Peer& peer = *peers_[rank];
   const Label label = decode(peer.header);
-  for (const auto& exchange : exchanges_) {
-    for (Incoming& receive : exchange->receives) {
-      if (receive.peer != rank || receive.done || !belongs(label, receive.label)) continue;
-      receive.done = true;
-      exchange->skipped_error = skipped_error(peer.bytes);
-      --exchange->left;
-      return;
-    }
+  if (const auto [exchange, receive] = find_receive(rank, label); receive != nullptr) {
+    receive->peer = rank;
+    receive->done = true;
+    exchange->skipped_error = skipped_error(peer.bytes);
+    --exchange->left;
+    peer.charge.drop();
+    return;
   }
   peer.stored_bytes += peer.bytes.size() + sizeof(Peer::StoredMessage);
-  peer.stored.push_back({label, std::move(peer.bytes), {}});
+  peer.stored.push_back({label, std::move(peer.bytes), std::move(peer.charge)});
   peer.bytes = {};
 }
 

@@ -136,6 +136,7 @@ class Mesh {
   Status take_label(int rank);
   bool take_stored(int rank, Exchange& exchange, Incoming& receive, Status* status);
   void take_skipped(int rank);
+  std::pair<Exchange*, Incoming*> find_receive(int rank, const Label& label) const;
   bool is_awaited(int rank) const;
   bool reads(int rank) const;
   Status reserve_message(int rank);

@@ -298,8 +298,10 @@ int run(int argc, char** argv, const std::vector<Target>& targets) {
           ->expected(0, 1);
   auto* peer_host = app.add_option("--peer-host", options.peer_host,
                                    "an address of this machine on which sessions accept connections of the workers of "
-                                   "other ranks (torch.distributed); default: with --listen none, else "
-                                   "TORCH_REMOTE_PEER_HOST or 127.0.0.1");
+                                   "other ranks (torch.distributed) and other devices (copies between them). Sessions "
+                                   "then also connect to any address that their clients name, and tensors travel "
+                                   "unencrypted. Default: with --listen none, else TORCH_REMOTE_PEER_HOST or "
+                                   "127.0.0.1");
   auto* most = app.add_option("--max-sessions", listening.max_sessions,
                               "clients at once, with --listen; 0: any number; default: twice the cores, 16 at least")
                    ->check(unsigned_integer("16, or 0 for any number"));

@@ -253,7 +253,7 @@ Status serve_session(SessionStart start, ListenOptions options, ServerOptions se
     SandboxReport report;
     Status status = enter_sandbox(sandbox, &report);
     exit_with_listener(listener);  // A change of user resets it.
-    spdlog::debug("confined: {}", report.text());
+    spdlog::log(report.failed ? spdlog::level::warn : spdlog::level::debug, "confined: {}", report.text());
     return status;
   };
   options.load = [confine, load = options.load](ServerOptions* its) {

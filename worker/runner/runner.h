@@ -39,8 +39,8 @@ class RunnerProgram {
   virtual bool allocates_buffer(uint32_t buffer) const = 0;
 
   // Whether the runner executes nodes [first, last), a group that it accepted, in runs with these symbol values. The
-  // session calls it when the values or the runner's generation have changed, and before the next run if asks_again().
-  // If the runner declines, the nodes execute one by one.
+  // session calls it when the values or the runner's generation have changed, after a run with retry_as_nodes, and
+  // before the next run if asks_again(). If the runner declines, the nodes execute one by one.
   virtual bool takes(uint32_t first, uint32_t last, std::span<const int64_t> values) { return true; }
   // Whether the runner executes a node that it accepted, outside of groups that are taken. If the runner declines, the
   // session asks the next runner. `wait`: if a plan is being built, the runner waits for it, because no other runner

@@ -70,6 +70,7 @@ void add(SandboxReport* report, Confinement what, bool done, const std::string& 
     report->active |= static_cast<uint32_t>(what);
   } else {
     report->missing.push_back(std::string(name_of(what)) + ": " + why);
+    report->failed = true;
   }
 }
 

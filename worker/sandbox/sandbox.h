@@ -26,6 +26,7 @@ enum class Confinement : uint32_t {
 struct SandboxReport {
   uint32_t active = 0;               // Bits of Confinement.
   std::vector<std::string> missing;  // Each protection that is not active, and the reason.
+  bool failed = false;               // One of them should be active, but could not be set up.
 
   bool has(Confinement what) const { return (active & static_cast<uint32_t>(what)) != 0; }
   // Lists the active protections ("no new privileges, not dumpable, ..."), then `missing`.

@@ -14,9 +14,10 @@
 namespace torch_remote::worker {
 
 // Ops that a runner has begun while the session continues. A node that reads or writes what such an op writes waits for
-// the op; so does a node that writes what the op reads. All of that memory is retained until the op is done. If the op
-// fails, buffers that it would have created are poisoned, and those that it would have written lack the update, as if
-// it had failed when it was begun. For one thread.
+// the op. A node of the same run that writes what the op reads waits, too. A later run first copies such a buffer and
+// writes to the copy; it waits only if memory is too short for the copy. All memory that an op uses is retained until
+// the op is done. If the op fails, buffers that it would have created are poisoned, and those that it would have
+// written lack the update, as if it had failed when it was begun. For one thread.
 class BackgroundOps {
  public:
   // The memory of an operand.

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <memory>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "ir/ops/op_table.h"
@@ -222,6 +223,7 @@ void apply_steps(LoadedProgram& program) {
   const ir::Graph& graph = program.graph;
   program.steps = make_steps(program);
   ++program.choice;
+  program.steps_outdated = false;
   program.step_lifetimes = program.lifetimes;
   program.runner_allocates.assign(graph.buffers.size(), false);
   program.temporary.assign(graph.buffers.size(), false);
@@ -244,37 +246,49 @@ void apply_steps(LoadedProgram& program) {
   }
 }
 
+std::vector<uint64_t> generations(const Runners& runners) {
+  std::vector<uint64_t> all;
+  for (const auto& runner : runners) all.push_back(runner->generation());
+  return all;
+}
+
 // Finds the groups and has the runners load their nodes: on the first call all of them, later those whose groups
-// changed.
+// changed. If it fails or throws, it changes nothing, and the next call tries again.
 Status load_groups(LoadedProgram& program, const Runners& runners, std::span<const uint8_t> bytes) {
   const ir::Graph& graph = program.graph;
-  program.accepted.clear();
-  for (const auto& runner : runners) program.accepted.push_back(runner->generation());
   const bool first = program.steps.empty();
-  const std::vector<Step> before = std::exchange(program.groups, find_groups(graph, runners));
-  program.chosen = false;
-  if (!first && program.groups == before) return {};
   program.loaded.resize(runners.size());
+  std::vector<uint64_t> accepted = generations(runners);
+  std::vector<Step> found = find_groups(graph, runners);
+  std::vector<std::optional<LoadedProgram::Loaded>> loaded(runners.size());  // Empty: the runner's form stays.
   for (uint32_t r = 0; r < runners.size(); ++r) {
-    const std::vector<Step> groups = groups_of(program.groups, r);
-    if (!first && groups == groups_of(before, r)) continue;
+    const std::vector<Step> groups = groups_of(found, r);
+    if (!first && groups == groups_of(program.groups, r)) continue;
     LoadRequest request{bytes, graph, std::vector<uint8_t>(graph.nodes.size()), program.tune};
     bool any = !groups.empty();
     for (size_t n = 0; n < graph.nodes.size(); ++n) any |= request.may_run[n] = program.accepting_runners[n] >> r & 1;
     for (const Step& step : groups) {
       std::fill(request.may_run.begin() + step.first, request.may_run.begin() + step.last, 1);
     }
-    program.loaded[r] = {};
+    loaded[r].emplace();
     if (!any) continue;
-    if (Status status = runners[r]->load(request, &program.loaded[r].program); !status.ok()) {
-      program.steps.clear();  // The next call loads everything again.
-      return status;
-    }
+    if (Status status = runners[r]->load(request, &loaded[r]->program); !status.ok()) return status;
   }
-  program.group_taken.assign(program.groups.size(), 0);
-  program.group_times.assign(program.groups.size(), 0);
+  std::vector<uint8_t> group_taken(found.size(), 0);
+  std::vector<uint64_t> group_times(found.size(), 0);
+  // Nothing throws from here on, except for a first call.
+  program.accepted = std::move(accepted);
+  program.chosen = false;
+  if (!first && program.groups == found) return {};
+  program.groups = std::move(found);
+  program.group_taken = std::move(group_taken);
+  program.group_times = std::move(group_times);
+  for (uint32_t r = 0; r < runners.size(); ++r) {
+    if (loaded[r].has_value()) program.loaded[r] = std::move(*loaded[r]);
+  }
   program.is_tuning = false;
-  apply_steps(program);
+  program.steps_outdated = true;
+  if (first) apply_steps(program);
   return {};
 }
 
@@ -360,20 +374,20 @@ std::shared_ptr<LoadedProgram> load_program(uint32_t number, const Runners& runn
 
 void update_groups(LoadedProgram& program, const Runners& runners) {
   bool changed = false;
-  for (size_t r = 0; r < program.accepted.size(); ++r) {
-    const uint64_t generation = runners[r]->generation();
-    changed |= std::exchange(program.accepted[r], generation) != generation;
-  }
+  for (size_t r = 0; r < program.accepted.size(); ++r) changed |= program.accepted[r] != runners[r]->generation();
   if (!changed) return;
+  if (!program.bytes.empty()) {
+    program.status = load_groups(program, runners, program.bytes);
+    return;
+  }
+  program.accepted = generations(runners);
   program.chosen = false;
-  if (!program.bytes.empty()) program.status = load_groups(program, runners, program.bytes);
 }
 
 void choose_steps(LoadedProgram& program) {
   if (program.chosen) return;
-  program.chosen = true;
-  bool changed = false;
-  uint32_t next = 0;  // Index of the next node.
+  bool& changed = program.steps_outdated;  // It stays set if something throws here.
+  uint32_t next = 0;                       // Index of the next node.
   const auto choose_alone = [&](uint32_t end) {
     for (; next < end; ++next) {
       const uint32_t runner = first_taker(program, next);
@@ -398,6 +412,7 @@ void choose_steps(LoadedProgram& program) {
   for (const Step& step : program.steps) {
     if (step.runner != kNoRunner) program.work += program.loaded[step.runner].program->work(step.first, step.last);
   }
+  program.chosen = true;
 }
 
 uint32_t runner_of(LoadedProgram& program, uint32_t node) {

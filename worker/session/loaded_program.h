@@ -73,6 +73,7 @@ struct LoadedProgram {
   double work = 0;               // Sum over all steps (RunnerProgram::work).
   uint64_t choice = 0;           // Grows when a node is executed by a different runner.
   bool asks_again = false;       // `steps` are chosen again before the next run.
+  bool steps_outdated = false;   // `steps` do not agree with the groups or the runners of nodes.
   bool waits_for_plans = false;  // Waits for plans that are being built, because results must not depend on timing.
   CachingAllocator* memory = nullptr;  // The allocator that `charged` bytes are charged to.
   uint64_t charged = 0;

@@ -128,7 +128,8 @@ void ProgramRun::unshare_written() {
     tr_buffer copy{};
     bool allocated = allocator.allocate(memory->nbytes(), &copy);
     if (!allocated && !context_.background_ops.empty()) {
-      context_.background_ops.wait_for_all();
+      // An op that fails may take away the contents of another input.
+      (void)await_background([](const BackgroundOps::Op&) { return true; });
       if (memory.use_count() == 1) continue;
       allocated = allocator.allocate(memory->nbytes(), &copy);
     }

@@ -91,6 +91,7 @@ class ProgramRun {
   bool begin(uint32_t node, uint64_t* times);
   bool find_uses(uint32_t node, std::vector<BackgroundOps::Use>* uses);
   bool await_operands(uint32_t first, uint32_t last);
+  bool await_background(const std::function<bool(const BackgroundOps::Op&)>& concerns);
 
   // Nodes that fail or cannot run (program_run_failures.cpp).
   FailurePtr add_failure(Status why, uint32_t record = 0);

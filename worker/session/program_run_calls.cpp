@@ -164,6 +164,7 @@ bool ProgramRun::call_alone(uint32_t node, uint64_t* times) {
     }
     before = runner;
     program_.node_runners[node] = kUnknownRunner;
+    program_.steps_outdated = true;
   }
 }
 
@@ -180,6 +181,7 @@ bool ProgramRun::call_runner(uint32_t runner, uint32_t first, uint32_t last, uin
   tr_run call = describe(runner, first, last, times);
   const bool good = loaded.program->run(call, &context_.error);
   loaded.is_current = true;
+  if (!good && context_.error.retry_as_nodes != 0) program_.chosen = false;  // The next run asks the runners again.
   result_words_used_ += call.result_word_count;
   return good;
 }
@@ -270,8 +272,7 @@ bool ProgramRun::find_uses(uint32_t node, std::vector<BackgroundOps::Use>* uses)
   return all;
 }
 
-// Waits, before nodes [first, last) execute, for the background ops that they depend on. Returns false if one failed;
-// the run has recorded its consequences then.
+// Waits, before nodes [first, last) execute, for the background ops that they depend on. Returns false if one failed.
 bool ProgramRun::await_operands(uint32_t first, uint32_t last) {
   if (context_.background_ops.empty()) return true;
   const ir::Graph& graph = program_.graph;
@@ -287,6 +288,12 @@ bool ProgramRun::await_operands(uint32_t first, uint32_t last) {
     }
     return touched;
   };
+  return await_background(concerns);
+}
+
+// Waits for the background ops that `concerns` selects. Returns false if one failed; the run has recorded its
+// consequences then.
+bool ProgramRun::await_background(const std::function<bool(const BackgroundOps::Op&)>& concerns) {
   bool good = true;
   context_.background_ops.await(concerns, [&](const BackgroundOps::Op& op, const FailurePtr& failure) {
     good = false;

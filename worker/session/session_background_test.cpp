@@ -374,6 +374,39 @@ TEST_F(BackgroundTest, OneWithoutMemoryForWhatItMakesIsLeftOut) {
   EXPECT_EQ(why->status.exception_type(), "OutOfMemoryError");
 }
 
+// b0 is overwritten, and b1 only read.
+constexpr const char* kOverwritesAndReads = R"(graph(s0, s1, s2) {
+  b0: input survives
+  b1: input survives
+  b2: fresh(s2) survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s1]{1} @b1
+  aten::zero_(%0)
+  %2: f32[s1]{1} @b2 = aten::add.Tensor(%1, %1, alpha=1)
+})";
+
+// The run waits for all ops, because memory has no space for the copy of what one of them reads.
+TEST_F(BackgroundTest, AFailureWhileARunWaitsForMemoryIsThatOfItsInputs) {
+  load(1, kLooks);
+  load(2, kMakes);
+  load(3, kOverwritesAndReads);
+  const int64_t count = 10 << 20;
+  upload(3, Floats(count, 7));  // 40 MiB.
+  EXPECT_EQ(run(1, {count}, {3}), nullptr);
+  slow->failure = {ErrorCode::kOpFailed, "nobody came", "RuntimeError"};
+  EXPECT_EQ(run(2, {3, 12}, {}, 100), nullptr);
+  ASSERT_EQ(slow->begun.size(), 2u);
+  device.memory().set_limit(device.memory().stats().reserved.current);
+  const FailurePtr failure = run(3, {count, 3, 12}, {3, 100}, 101);
+  EXPECT_EQ(waits(0) + waits(1), 2);
+  ASSERT_NE(failure, nullptr);
+  EXPECT_NE(failure->status.message().find("nobody came"), std::string::npos) << failure->status.message();
+  FailurePtr why;
+  read(101, 3, &why);
+  EXPECT_EQ(why, failure);
+  EXPECT_EQ(read(3, 1), Floats{0});
+}
+
 TEST_F(BackgroundTest, OneThatWasCancelledIsNothingToTell) {
   load(1, kMakes);
   slow->failure = {ErrorCode::kOpFailed, "gave up", "RuntimeError"};

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <new>
 #include <set>
 #include <span>
 
@@ -37,6 +38,7 @@ class PartRunner final : public Runner {
   uint64_t kernels_compiled() const override { return groups; }
 
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
+    if (out_of_memory) throw std::bad_alloc();
     ++loads;
     std::unique_ptr<RunnerProgram> inner;
     Status status = inner_->load(request, &inner);
@@ -60,6 +62,7 @@ class PartRunner final : public Runner {
   int asked_of_nodes = 0;
   bool repeats = false;        // Reports in a run that a group's nodes must execute one by one.
   bool repeats_nodes = false;  // Reports in a run that it does not execute nodes, either.
+  bool out_of_memory = false;  // Loading throws.
   int loads = 0;
   // For a tuned program: its answers, run by run. Then it stops tuning and gives the last answer.
   std::vector<bool> ways;
@@ -230,6 +233,23 @@ TEST_F(StepsTest, AGroupIsSwappedInBetweenTwoRuns) {
   EXPECT_EQ(read(302, 2), (Floats{111, 882}));
 }
 
+// If memory runs out while a group is swapped in, that run fails, and the next one tries again.
+TEST_F(StepsTest, AGroupThatCannotBeLoadedIsLoadedLater) {
+  start();
+  load(1, kProgram);
+  upload(1, {1, 2, 3});
+  upload(2, {10, 20, 30});
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 100), nullptr);
+  part->groups = part->out_of_memory = true;
+  const FailurePtr failure = run(1, {3, 12}, {1, 2}, 200);
+  ASSERT_NE(failure, nullptr);
+  EXPECT_EQ(failure->status.exception_type(), "OutOfMemoryError");
+  part->out_of_memory = false;
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 300), nullptr);
+  EXPECT_EQ(part->ran, (std::vector<Ran>{{1, 3, 0}, {1, 3, 1}}));
+  EXPECT_EQ(read(302, 3), (Floats{111, 882, 2973}));
+}
+
 // Whether a group executes as one may depend on sizes: its inner buffer gets memory only in runs in which it does not.
 TEST_F(StepsTest, AGroupIsDoneAsOneWhereTheSizesAllowIt) {
   start();
@@ -334,6 +354,24 @@ TEST_F(StepsTest, AGroupIsRepeatedNodeByNode) {
   EXPECT_EQ(part->ran, (std::vector<Ran>{{1, 3, 1}, {1, 2, 1}, {2, 3, 0}}));
   EXPECT_EQ(read(101, 3), (Floats{110, 880, 2970}));
   EXPECT_EQ(read(102, 3), (Floats{111, 882, 2973}));
+}
+
+// After a run in which a group could not execute as one, the runner is asked again.
+TEST_F(StepsTest, AGroupThatIsDeclinedInARunIsOfferedAgain) {
+  start();
+  part->groups = part->repeats = true;
+  load(1, kProgram);
+  upload(1, {1, 2, 3});
+  upload(2, {10, 20, 30});
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 100), nullptr);
+  part->ran.clear();
+  part->repeats = false;
+  part->takes_up_to = 0;
+  for (const uint64_t first_result_id : {200, 300}) {
+    EXPECT_EQ(run(1, {3, 12}, {1, 2}, first_result_id), nullptr);
+    EXPECT_EQ(read(first_result_id + 2, 3), (Floats{111, 882, 2973})) << first_result_id;
+  }
+  EXPECT_EQ(part->ran, (std::vector<Ran>{{1, 3, 0}, {1, 3, 0}}));  // The inner buffer has memory.
 }
 
 // If one of a group's nodes must not run, the others execute alone.
@@ -467,6 +505,11 @@ TEST_F(StepsTest, ANodeThatIsDeclinedInARunGoesToTheNextRunner) {
   EXPECT_FALSE(part->ran.empty());
   EXPECT_EQ(read(101, 3), (Floats{110, 880, 2970}));
   EXPECT_EQ(read(102, 3), (Floats{111, 882, 2973}));
+  // Later runs do not try the first runner.
+  part->ran.clear();
+  EXPECT_EQ(run(1, {3, 12}, {1, 2}, 200), nullptr);
+  EXPECT_TRUE(part->ran.empty());
+  EXPECT_EQ(read(202, 3), (Floats{111, 882, 2973}));
 }
 
 // The error is the node's alone: the other nodes run.

@@ -38,11 +38,13 @@ class ExportedModule(torch.nn.Module):
         self._constraints = program.range_constraints
         nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
         self._user_nodes = []
-        self._state: list[tuple[str, torch.Tensor | None]] = []  # by placeholder; None: a user's input
+        # By placeholder: the exported name, and the module that has the tensor under the name's last part. None: a
+        # user's input. Tensors are looked up in each call, because load_state_dict(assign=True) replaces them.
+        self._state: list[tuple[str, torch.nn.Module] | None] = []
         for node, spec in zip(nodes, self._signature.input_specs, strict=True):
             if spec.kind is InputKind.USER_INPUT:
                 self._user_nodes.append(node)
-                self._state.append(("", None))
+                self._state.append(None)
             elif spec.kind in _STATE:
                 self._state.append((spec.target, self._hold(program, spec)))
             else:
@@ -52,8 +54,8 @@ class ExportedModule(torch.nn.Module):
                 )
         self._compiled = compile_graph(program.graph_module, guarded=False)
 
-    def _hold(self, program: ExportedProgram, spec: Any) -> torch.Tensor:
-        """Registers a tensor under its exported name."""
+    def _hold(self, program: ExportedProgram, spec: Any) -> torch.nn.Module:
+        """Registers a tensor under its exported name. Returns the module that has it."""
         tensor = program.state_dict.get(spec.target)
         if tensor is None:
             tensor = program.constants[spec.target]
@@ -65,7 +67,7 @@ class ExportedModule(torch.nn.Module):
                 owner.add_module(part, torch.nn.Module())
             owner = owner.get_submodule(part)
         owner.register_buffer(name, tensor, persistent=spec.target in program.state_dict)
-        return tensor
+        return owner
 
     @torch.no_grad()
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -83,14 +85,22 @@ class ExportedModule(torch.nn.Module):
             )
         _check_input_constraints_for_graph(self._user_nodes, paths, self._constraints)
         given = iter(value for _, value in paths)
-        results = self._compiled([next(given) if tensor is None else tensor for _, tensor in self._state])
+        state: dict[str, Any] = {}
+        inputs = []
+        for entry in self._state:
+            if entry is None:
+                inputs.append(next(given))
+            else:
+                name, owner = entry
+                state[name] = getattr(owner, name.rpartition(".")[2])
+                inputs.append(state[name])
+        results = self._compiled(inputs)
         outputs = []
-        state: dict[str, Any] = dict(self._state)
         for result, out in zip(results, self._signature.output_specs, strict=True):
             match out.kind:
                 case OutputKind.USER_OUTPUT | OutputKind.LOSS_OUTPUT:
                     outputs.append(result)
-                case OutputKind.BUFFER_MUTATION:
+                case OutputKind.BUFFER_MUTATION | OutputKind.PARAMETER_MUTATION:
                     state[out.target].copy_(result)
                 case OutputKind.USER_INPUT_MUTATION:
                     names = [node.name for node in self._user_nodes]

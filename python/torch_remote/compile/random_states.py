@@ -62,4 +62,4 @@ def add_examples(module: fx.GraphModule) -> None:
                 continue
             with mode:
                 value = op(*args, **kwargs)
-            node.meta["val"] = (torch.empty(16, dtype=torch.uint8), value) if first == 0 else value
+            node.meta["val"] = (torch.empty(16, dtype=torch.uint8, device="cpu"), value) if first == 0 else value

@@ -37,7 +37,10 @@ class Group:
     """Implements the methods that frontend/distributed calls: each records ops and returns a `Work`."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-        self.store = store
+        # A group that was destroyed and created anew may get the same store, with the old secret and addresses. All
+        # ranks create a group equally often.
+        times = store.add(f"created/{size}/{rank}", 1)
+        self.store = torch.distributed.PrefixStore(f"{size}/{times}", store)  # type: ignore[attr-defined]
         self.rank = rank
         self.size = size
         self.timeout = timeout

@@ -132,8 +132,11 @@ def _thread_names(events: list[dict[str, Any]]) -> dict[int, str]:
         if event["kind"] == "build":
             names[thread] = "program builder"
         elif thread not in names:
-            comm = Path(f"/proc/self/task/{thread}/comm")
-            names[thread] = comm.read_text().strip() if comm.exists() else "thread"
+            try:
+                # The kernel cuts a name after 15 bytes, perhaps within a character.
+                names[thread] = Path(f"/proc/self/task/{thread}/comm").read_text(errors="replace").strip()
+            except OSError:  # it has ended
+                names[thread] = "thread"
     return names
 
 

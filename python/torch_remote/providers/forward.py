@@ -14,10 +14,12 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Callable
 
 _PIECE = 256 << 10
 _TO_END = 5.0  # seconds that `close` waits for threads
+_BEFORE_RETRY = 0.1  # seconds after a connection that could not be accepted
 
 
 class RemoteSocket:
@@ -186,8 +188,12 @@ class Forwarder:
             while True:
                 try:
                     connection, _ = self._listener.accept()
-                except OSError:
-                    return
+                except OSError as error:
+                    if self._closed:
+                        return
+                    self.error = str(error)  # such as too many open files
+                    time.sleep(_BEFORE_RETRY)
+                    continue
                 with self._lock:
                     if self._closed:
                         connection.close()

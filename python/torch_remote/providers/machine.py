@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import os
 import re
 import secrets
 import threading
@@ -172,6 +173,7 @@ class RemoteMachine:
         self._lock = threading.RLock()  # guards start and stop; a device that connects does not wait for it
         self._connecting = threading.Lock()
         self._provider: Provider | None = None
+        self._process = os.getpid()  # the process that started it
         self._first: Endpoint | None = None  # from `start`, until it is used
         self._shared: Endpoint | None = None  # from `start`, for all devices
         self._devices: list[int] = []
@@ -237,8 +239,10 @@ class RemoteMachine:
                 self._end("it was restarted", disconnect=False)
 
     def _start_provider(self) -> None:
+        self._process = os.getpid()
         self._provider = self._kind()
         _log.info("starting %s (%s)", self.name, self.id)
+        records.write(self)  # `torch-remote machines --left-over` must not take it for one without a script
         self._first = self._provider.start(self.spec)
         if self._first.socket is None:
             self._shared = self._first
@@ -253,7 +257,9 @@ class RemoteMachine:
 
     def stop(self) -> None:
         """Ends the machine, and waits until it has ended. Its tensors are lost, and its devices cannot be used until
-        `start`."""
+        `start`. Does nothing in a forked child of the process that started it."""
+        if os.getpid() != self._process:  # before the lock, which another thread may have held during the fork
+            return
         with self._lock:
             if self._state in ("running", "paused"):
                 self._end("it was stopped")
@@ -279,12 +285,13 @@ class RemoteMachine:
             first, self._first, self._shared = self._first, None, None
             if first is not None and first.socket is not None:
                 first.socket.close()
-            if provider is not None:
-                try:
+            try:
+                if provider is not None:
                     provider.stop()
-                finally:
+            finally:
+                if provider is not None:
                     self._logs = provider.logs()
-            records.remove(self.id)
+                records.remove(self.id)
             _log.info("%s (%s): %s", self.name, self.id, why)
 
     def __enter__(self) -> RemoteMachine:

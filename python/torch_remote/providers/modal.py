@@ -226,9 +226,14 @@ class Modal(Provider):
         if self._modal is None:
             return
         sandboxes, self._sandboxes = self._sandboxes, []
+        failed: Exception | None = None
         for one in sandboxes:
-            with contextlib.suppress(self._modal.exception.NotFoundError):
+            try:
                 one.stop()
+            except self._modal.exception.NotFoundError:
+                pass
+            except self._modal.Error as error:
+                failed = error
         self._kept = "".join(one.text() for one in sandboxes) or self._kept
         app, self._app = self._app, None
         # interrupted: there may be a sandbox that is not in the list
@@ -236,6 +241,11 @@ class Modal(Provider):
             with contextlib.suppress(self._modal.Error):
                 for left in self._modal.Sandbox.list(app_id=app.app_id, tags={"machine": self._spec.id}):
                     left.terminate()
+        if failed is not None:
+            raise MachineError(
+                f"remote: Modal did not stop all sandboxes of {self._spec.id}: {failed}; they end after orphan_after "
+                "seconds; torch-remote machines --left-over modal:// lists them"
+            ) from failed
 
     def status(self) -> ProviderStatus:
         sandboxes = list(self._sandboxes)

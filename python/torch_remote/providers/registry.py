@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
@@ -11,6 +12,8 @@ from torch_remote import _C
 from torch_remote.providers.handle import Machine
 from torch_remote.providers.provider import Endpoint, MachineError, provider_names
 from torch_remote.providers.url import is_url, provider_of
+
+_log = logging.getLogger("torch_remote.machines")
 
 make: Callable[[str], Machine] | None = None  # makes a RemoteMachine from a URL
 
@@ -152,6 +155,9 @@ def end_of(device: int) -> str:
 
 
 def stop_all() -> None:
-    """Stops all machines, at exit."""
+    """Stops all machines, at exit. A machine that cannot be stopped does not keep the others from being stopped."""
     for machine in machines():
-        machine.stop()
+        try:
+            machine.stop()
+        except BaseException as error:  # Ctrl-C, too
+            _log.error("%s (%s) could not be stopped: %s", machine.name, machine.id, str(error) or type(error).__name__)

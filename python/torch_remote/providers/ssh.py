@@ -180,6 +180,8 @@ class _Conversation:
                 byte = self._socket.recv(1)
             except TimeoutError:
                 continue
+            except ConnectionResetError:
+                byte = b""
             if not byte:
                 self._gone()
             line += byte
@@ -235,6 +237,8 @@ class _Conversation:
             self._socket.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
             self._gone()
+        except TimeoutError as error:
+            raise MachineError(f"remote: {self._name} takes no data for {_TO_ANSWER:.0f} s: {self._said()}") from error
 
     def put(self, archive: bundle.Archive, step: Callable[[int], None]) -> str:
         """Sends an archive; returns its folder."""

@@ -39,11 +39,12 @@ class Watch:
         return all_of
 
     def idle_seconds(self) -> float:
-        """Seconds since the last use."""
+        """Seconds since the last use. A device is in use while it computes and while a thread waits for its reply."""
+        now = time.monotonic()
         sent = self._count()
-        if sent != self._sent:
-            self._sent, self._used = sent, time.monotonic()
-        return time.monotonic() - self._used
+        if sent != self._sent or any(_C.is_busy(index) for index in self._machine.device_indices()):
+            self._sent, self._used = sent, now
+        return max(0.0, now - self._used)  # another thread may have set a later time
 
     def _watch_idle(self) -> None:
         assert self._timeout is not None

@@ -584,6 +584,12 @@ def test_losses_of_sequences(remote, dtype):
     )
 
 
+def test_losses_of_sequences_check_labels(remote):
+    scores, labels = torch.randn(5, 2, 4).log_softmax(2).to(remote), torch.tensor([[1, 9], [2, 3]])
+    with pytest.raises((RuntimeError, IndexError)):
+        F.ctc_loss(scores, labels.to(remote), [5, 5], [2, 2]).cpu()
+
+
 @pytest.mark.parametrize("dtype", FLOATS[:2], ids=str)
 def test_losses_of_margins(remote, dtype):
     for shape in ((5, 7), (1, 300), (7,)):

@@ -52,6 +52,8 @@ def test_sorted_by_another_order(remote):
     x = torch.randn(3, 4)
     there = torch.searchsorted(rows.to(remote), x.to(remote), sorter=order.to(remote), side="right")
     same(there, torch.searchsorted(rows, x, sorter=order, side="right"))
+    with pytest.raises((RuntimeError, IndexError)):
+        torch.searchsorted(rows.to(remote), x.to(remote), sorter=order.add(7).to(remote)).cpu()
     ages, bounds = torch.tensor([3, 18, 40]), torch.tensor([2.5, 18.0, 39.5])
     same(torch.bucketize(ages.to(remote), bounds.to(remote)), torch.bucketize(ages, bounds))
 
@@ -69,6 +71,9 @@ def test_bins(remote, dtype):
     if dtype != torch.uint8:
         with pytest.raises(RuntimeError, match="non-negative integral"):
             torch.bincount(torch.tensor([1, -1]).to(dtype).to(remote)).cpu()
+    if dtype == torch.int64:  # so many bins that their bytes do not fit into 64 bits
+        with pytest.raises(RuntimeError):
+            torch.bincount(torch.tensor([2**61]).to(remote)).cpu()
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)

@@ -110,6 +110,16 @@ ir::DType AtenProgram::number_type(const Arg& arg, const ir::Node& node) const {
   return common == ir::DType::kFloat32 || common == ir::DType::kFloat64 ? *common : dtype;
 }
 
+namespace {
+
+// Whether torch may resize a tensor that the op writes. (In mode kOut, call_out looks for that.)
+bool may_resize(const Operation& operation, const ir::OpDesc& desc) {
+  if ((desc.flags & ir::kOpOut) != 0 || operation.mode() == Operation::Mode::kSpecial) return true;
+  return (desc.flags & ir::kOpInPlace) != 0 && desc.family != ir::Family::kMultiTensor && !ir::writes_by_strides(desc);
+}
+
+}  // namespace
+
 void AtenProgram::find_lifetimes() {
   const std::vector<ir::Lifetime> lifetimes = ir::find_lifetimes(graph_);
   nodes_.resize(graph_.nodes.size());
@@ -123,6 +133,7 @@ void AtenProgram::find_lifetimes() {
     nodes_[n].depthwise = operations_[n] && !target_.is_gpu() && operations_[n]->makes_results() &&
                           may_use_depthwise_loops(graph_.nodes[n]);
     nodes_[n].image_kernels = operations_[n] && !target_.is_gpu() && may_use_image_kernels(graph_.nodes[n]);
+    nodes_[n].may_resize = operations_[n] && may_resize(*operations_[n], ir::op_desc(graph_.nodes[n].opcode));
     if (!operations_[n] || !operations_[n]->makes_results()) continue;
     ir::for_each_result_view(graph_.nodes[n], [&](uint32_t view) {
       const uint32_t buffer = graph_.views[view].buffer;
@@ -164,11 +175,11 @@ bool AtenProgram::update_view(uint32_t index, const int64_t* symbols) {
   if (impl->sizes() == sizes && impl->strides() == strides && impl->storage_offset() == offset) {
     return false;
   }
-  impl->set_sizes_and_strides(sizes, strides, offset);
   // Some of torch's kernels write numel() elements one after the other, whatever the strides are.
-  TORCH_CHECK(!written_[index] || !relations::shares_memory(views_[index]),
+  TORCH_CHECK(!written_[index] || !relations::shares_memory(sizes, strides),
               "remote: an op of the program writes a tensor of sizes ", sizes, " and strides ", strides,
               ", whose elements share memory");
+  impl->set_sizes_and_strides(sizes, strides, offset);
   return true;
 }
 
@@ -177,8 +188,8 @@ void AtenProgram::update_scalars(const int64_t* symbols) {
     const bool complex = c10::isComplexType(scalar_type(scalar.dtype));
     const int64_t words[2] = {symbols[scalar.symbol], complex ? symbols[scalar.symbol + 1] : 0};
     if (scalar.set && words[0] == scalar.last[0] && words[1] == scalar.last[1]) continue;
+    scalar.set = false;  // torch may refuse the value for the dtype
     std::memcpy(scalar.last, words, sizeof(words));
-    scalar.set = true;
     const bool from_float = c10::isFloatingType(scalar_type(scalar.dtype));
     const double value = from_float ? std::bit_cast<double>(words[0]) : static_cast<double>(words[0]);
     switch (scalar.tensor.scalar_type()) {
@@ -201,11 +212,12 @@ void AtenProgram::update_scalars(const int64_t* symbols) {
           scalar.tensor.fill_(words[0]);
         }
     }
+    scalar.set = true;
   }
 }
 
 void AtenProgram::update(const int64_t* symbols) {
-  bool resized = !updated_;
+  bool resized = !std::exchange(updated_, false);
   for (uint32_t i = 0; i < views_.size(); ++i) resized |= update_view(i, symbols);
   update_scalars(symbols);
   for (std::optional<Operation>& operation : operations_) {
@@ -215,7 +227,6 @@ void AtenProgram::update(const int64_t* symbols) {
     for (NodeState& node : nodes_) node.out_variant_checked = false;
     update_threads(symbols);
   }
-  updated_ = true;
 }
 
 void AtenProgram::update_threads(const int64_t* symbols) {
@@ -251,6 +262,7 @@ void AtenProgram::run(tr_run& run, uint32_t* node) {
   const c10::InferenceMode inference;
   run.result_word_count = 0;
   if (run.symbols_changed || !updated_) update(run.symbols);
+  updated_ = false;  // until the run succeeds: an op that fails may leave its tensors with other sizes
   const bool few = run.last - run.first < kFewNodes;
   bool missing = few;
   if (few) {
@@ -283,6 +295,7 @@ void AtenProgram::run(tr_run& run, uint32_t* node) {
   } else {
     tuning ? run_nodes<false, true>(run, node, missing) : run_nodes<false, false>(run, node, missing);
   }
+  updated_ = true;
 }
 
 template <bool timed, bool tuning>
@@ -362,10 +375,11 @@ class AtenProgram::ChannelsLastImage {
     const ir::Node& node = program.graph_.nodes[index];
     const at::Tensor &image = program.views_[node.args[kImage].a], &result = program.views_[node.results[0].a];
     ImageLayout made, given;
-    if (!find_image_layout(result, &made) || !made.is_channels_last() || !find_image_layout(image, &given) ||
-        given.is_channels_last())
+    if (image.dim() < 4 || !find_image_layout(result, &made) || !made.is_channels_last() ||
+        !find_image_layout(image, &given) || given.is_channels_last())
       return;
-    at::Tensor channels_last = at::empty_like(image, at::MemoryFormat::ChannelsLast);
+    at::Tensor channels_last =
+        at::empty_like(image, image.dim() == 5 ? at::MemoryFormat::ChannelsLast3d : at::MemoryFormat::ChannelsLast);
     if (!copy_converting_layout(image, channels_last)) return;
     operation_ = &*program.operations_[index];
     image_ = image;
@@ -399,6 +413,7 @@ void AtenProgram::run_node(tr_run& run, uint32_t index) {
   } else {
     operation.call(stack_);
   }
+  if (nodes_[index].may_resize) restore_sizes(run, graph_.nodes[index]);
   if (ir::op_desc(graph_.nodes[index].opcode).flags & ir::kOpOut) resolve_written(graph_.nodes[index]);
   if (operation.makes_results() || done) store_results(run, graph_.nodes[index]);
   for (uint32_t b : nodes_[index].dead_after) {
@@ -499,6 +514,16 @@ void AtenProgram::call_out(tr_run& run, uint32_t index) {
   });
   operation.stop_using_out();
   operation.call(stack_);
+}
+
+// Torch resizes a tensor that an op writes, if the sizes do not fit. This restores the program's sizes, because in a
+// later run the tensor may have less memory.
+void AtenProgram::restore_sizes(const tr_run& run, const ir::Node& node) {
+  ir::for_each_access(node, [&](uint32_t view, ir::Access access) {
+    const bool resized = update_view(view, run.symbols);
+    TORCH_CHECK(!resized || access != ir::Access::kCreates, "remote: '", ir::op_desc(node.opcode).name,
+                "' made a result of other sizes than ", views_[view].sizes(), ", which the program expects");
+  });
 }
 
 // Some ops return a lazy conjugate, or set the conjugate bit of `out`. Buffers hold resolved values, so we resolve

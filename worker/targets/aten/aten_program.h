@@ -48,6 +48,7 @@ class AtenProgram {
     bool packs_weights = false;        // the node is a convolution whose weights may be packed
     bool depthwise = false;            // the node may be a depthwise convolution that our own loops compute
     bool image_kernels = false;        // the node may be one that our own image kernels compute
+    bool may_resize = false;           // torch may resize tensors that the node writes
     bool out_variant_checked = false;  // kOut: a call with these sizes did not resize or replace the results' tensors
     bool layout_matches = false;       // kOut: the op itself would choose this layout for the results
   };
@@ -74,6 +75,7 @@ class AtenProgram {
   bool is_sole_owner(const at::Tensor& tensor) const;
   bool is_packed(const ir::Node& node) const;
   bool has_expected_layout(const ir::Node& node) const;
+  void restore_sizes(const tr_run& run, const ir::Node& node);
   void resolve_written(const ir::Node& node);
   bool results_untouched(const ir::Node& node, const int64_t* symbols) const;
   void store_results(tr_run& run, const ir::Node& node);
@@ -109,7 +111,7 @@ class AtenProgram {
   bool deterministic_ = false;  // this run must give the same bits at any time and load
   std::optional<ThreadTuner> tuner_;
   c10::Stack stack_;
-  bool updated_ = false;
+  bool updated_ = false;  // tensors and arguments have the values of the last run, and it succeeded
 };
 
 }  // namespace torch_remote::worker::aten

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <mutex>
 #include <unordered_set>
+#include <utility>
 
 #include "ir/philox.h"
 #include "worker/targets/aten/checks/schema.h"
@@ -107,9 +109,11 @@ void refuse_harmful(const c10::OperatorHandle& op, std::string_view name) {
 }
 
 // Seeds the default generator for one call and restores its state afterwards, because the process may be the user's.
+// Other sessions of the process wait meanwhile; otherwise they would change the seed and restore the wrong state. The
+// generator's own mutex cannot be held for so long, because torch's kernel locks it.
 class SeededDefaultGenerator {
  public:
-  explicit SeededDefaultGenerator(uint64_t seed) : generator_(at::detail::getDefaultCPUGenerator()) {
+  explicit SeededDefaultGenerator(uint64_t seed) : call_(mutex()), generator_(at::detail::getDefaultCPUGenerator()) {
     std::lock_guard lock(generator_.mutex());
     state_ = generator_.get_state();
     generator_.set_current_seed(seed);
@@ -120,6 +124,12 @@ class SeededDefaultGenerator {
   }
 
  private:
+  static std::mutex& mutex() {
+    static std::mutex one;
+    return one;
+  }
+
+  const std::lock_guard<std::mutex> call_;
   at::Generator generator_;
   at::Tensor state_;
 };
@@ -160,22 +170,23 @@ Operation::Operation(const ir::Node& node, const std::function<at::Tensor(const 
     seed_symbol_ = node.args.back().a;
   }
 
+  bool any_dynamic = false;
+  ir::for_each_result_view(node, [&](uint32_t view) { any_dynamic |= graph.views[view].dynamic; });
   const bool no_results = std::all_of(node.results.begin(), node.results.end(),
                                       [](const Arg& result) { return result.tag == ArgTag::kNone; });
   bool all_views = true;
   for (size_t i = 0; i < node.results.size(); ++i) {
     const Arg& result = node.results[i];
     const auto kind = schema.returns()[i].type()->kind();
-    const bool dynamic = result.tag == ArgTag::kView && graph.views[result.a].dynamic;
     TORCH_CHECK_TYPE(result.tag == ArgTag::kNone ||
                          (result.tag == ArgTag::kView && kind == c10::TypeKind::TensorType) ||
                          (result.tag == ArgTag::kList && kind == c10::TypeKind::ListType),
                      "remote: the program has the wrong kind of result ", i, " for ", schema);
-    all_views = all_views && result.tag == ArgTag::kView && !dynamic;
+    all_views = all_views && result.tag == ArgTag::kView && !any_dynamic;
   }
 
   if (!target.is_gpu()) {
-    special_ = find_special(node, graph);
+    if (!any_dynamic) special_ = find_special(node, graph);  // it writes results of known sizes
     if (!special_) casts_ = Casts::find(node, graph);
   } else {
     TORCH_CHECK_NOT_IMPLEMENTED(can_run_on_gpu(name), "remote: the worker does not run '", name,
@@ -291,8 +302,9 @@ void Operation::update(const int64_t* symbols) {
     seed_ = static_cast<uint64_t>(symbols[seed_symbol_]);
     offset_ = static_cast<uint64_t>(symbols[seed_symbol_ + 1]);
   }
+  const bool updated = std::exchange(updated_, false);
   for (Number& number : numbers_) {
-    bool same = updated_;
+    bool same = updated;
     number.values.resize(number.symbols.size());
     for (size_t i = 0; i < number.symbols.size(); ++i) {
       same = same && number.values[i] == symbols[number.symbols[i]];

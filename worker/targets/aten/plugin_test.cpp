@@ -31,6 +31,7 @@
 #include <thread>
 
 #include "worker/targets/aten/checks/guard.h"
+#include "worker/targets/aten/checks/relations.h"
 #include "worker/targets/aten/checks/schema.h"
 #include "worker/targets/aten/testing.h"
 
@@ -327,6 +328,114 @@ TEST(Plugin, NewSizesAndScalarsWithoutANewProgram) {
   program.fill_inputs();
   ASSERT_EQ(program.run().code, 0);
   expect_same(program.tensor(3), a.reshape({3, 2}) * 10 + 1, "second");
+}
+
+TEST(Plugin, SizesWhoseElementsShareMemoryAreRefusedInEveryRun) {
+  TestRunner runner;
+  TestGraph builder;
+  builder.call("aten::addmm_", {at::ones({4, 8}).narrow(1, 0, 3), at::ones({4, 5}), at::ones({5, 3}), 1, 1}, {});
+  TestRunner::Loaded program(runner, builder);
+  ASSERT_EQ(program.run().code, 0);
+  for (int64_t& value : builder.params) {
+    if (value == 8) value = 0;  // the stride of rows
+  }
+  for (const bool changed : {true, false}) {
+    const auto outcome = program.run(changed);
+    EXPECT_NE(outcome.code, 0);
+    EXPECT_NE(std::string(outcome.error.message).find("elements share memory"), std::string::npos)
+        << outcome.error.message;
+  }
+}
+
+TEST(Plugin, ANumberThatTheDtypeLacksIsRefusedInEveryRun) {
+  TestRunner runner;
+  TestGraph builder;
+  at::Tensor number = at::scalar_tensor(77, at::kChar);
+  number.unsafeGetTensorImpl()->set_wrapped_number(true);
+  builder.call("aten::mul.Tensor", {at::ones({3}, at::kChar), number}, {at::empty({3}, at::kChar)});
+  TestRunner::Loaded program(runner, builder);
+  ASSERT_EQ(program.run().code, 0);
+  for (int64_t& value : builder.params) {
+    if (value == 77) value = 1000;
+  }
+  for (const bool changed : {true, false}) EXPECT_NE(program.run(changed).code, 0);
+}
+
+// Torch gives an `out` with other sizes the result's sizes, whether its memory suffices or not.
+TEST(Plugin, AnOutThatTorchResizedHasTheProgramsSizesInTheNextRun) {
+  const at::Tensor a = at::ones({4});
+  {
+    TestRunner runner;
+    TestGraph builder;
+    builder.call("aten::add.out", {a, a, 1, at::empty({2})}, {});
+    TestRunner::Loaded program(runner, builder);
+    for (const bool changed : {true, false}) EXPECT_NE(program.run(changed).code, 0);
+  }
+  TestRunner runner;
+  TestGraph builder;
+  builder.call("aten::add.out", {a, a, 1, at::empty({64}).narrow(0, 0, 2)}, {});
+  TestRunner::Loaded program(runner, builder);
+  EXPECT_EQ(program.run().code, 0);
+  tr_buffer& buffer = program.buffers[builder.graph.views[builder.graph.nodes[0].args[3].a].buffer];
+  buffer.release(buffer.owner);
+  ASSERT_TRUE(runner.memory->allocate(8, &buffer));
+  EXPECT_NE(program.run(/*changed=*/false).code, 0);
+}
+
+// Special kernels write results of known sizes, so torch computes this one.
+TEST(Plugin, AnyOpMayHaveADynamicResult) {
+  TestRunner runner;
+  TestGraph builder;
+  builder.call("aten::rand_like", {at::ones({3})}, {at::empty({3})});
+  ir::View& view = builder.graph.views[builder.graph.nodes[0].results[0].a];
+  view.dynamic = true;
+  view.sizes.clear();
+  view.strides.clear();
+  view.offset = ir::kNoSym;
+  builder.graph.buffers[view.buffer].nbytes = ir::kNoSym;
+  TestRunner::Loaded program(runner, builder);
+  const auto outcome = program.run();
+  ASSERT_EQ(outcome.code, 0) << outcome.error.message;
+  EXPECT_EQ(outcome.result_words, (std::vector<int64_t>{static_cast<int64_t>(at::kFloat), 1, 3, 1}));
+}
+
+TEST(Plugin, SpecialKernelsMayHaveUnusedResults) {
+  struct Call {
+    const char* op;
+    std::vector<IValue> args;
+  };
+  const auto dtype = static_cast<int64_t>(at::kFloat);
+  const std::vector<Call> calls{
+      {"aten::nansum", {at::ones({3}, at::kComplexFloat), IValue(), false, IValue()}},
+      {"aten::mm.dtype", {at::ones({2, 3}, at::kBFloat16), at::ones({3, 2}, at::kBFloat16), dtype}},
+  };
+  TestRunner runner;
+  for (const Call& call : calls) {
+    TestGraph builder;
+    builder.call(call.op, call.args, {});
+    TestRunner::Loaded program(runner, builder);
+    const auto outcome = program.run();
+    EXPECT_EQ(outcome.code, 0) << call.op << ": " << outcome.error.message;
+  }
+}
+
+TEST(Plugin, BatchNormOverProcessesNeedsChannels) {
+  TestRunner runner;
+  TestGraph builder;
+  const at::Tensor one = at::ones({1});
+  builder.call("aten::batch_norm_elemt", {at::ones({3}), IValue(), IValue(), one, one.clone(), 1e-5}, {at::empty({3})});
+  TestRunner::Loaded program(runner, builder);
+  const auto outcome = program.run();
+  EXPECT_NE(outcome.code, 0);
+  EXPECT_NE(std::string(outcome.error.message).find("two or more dims"), std::string::npos) << outcome.error.message;
+}
+
+TEST(Plugin, NoIndexIsInARangeOfNegativeSize) {
+  const at::Tensor index = at::ones({2}, at::kLong);
+  EXPECT_TRUE(relations::in_range(index, 2));
+  EXPECT_FALSE(relations::in_range(index, 1));
+  EXPECT_FALSE(relations::in_range(index, -1));
+  EXPECT_TRUE(relations::in_range(at::empty({0}, at::kLong), -1));
 }
 
 TEST(Plugin, TemporariesThatItMadeAreGivenBack) {

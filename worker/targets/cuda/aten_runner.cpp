@@ -69,6 +69,7 @@ class AtenUnit final : public Unit {
 
  private:
   bool takes_complex_numbers() const override { return true; }
+  bool takes_any_sizes() const override { return true; }
   Status plan(std::span<const int64_t>, std::vector<ir::Sym>*) override {
     if (asked_) return status_;
     asked_ = true;

@@ -163,6 +163,26 @@ TEST_F(CudaServerTest, NamesTheOpThatNothingDoes) {
   EXPECT_EQ(read(200, {3}, {1}), (Floats{2, 4, 6}));
 }
 
+// The sizes of a run need not match. No kernel reads behind the end of a tensor.
+TEST_F(CudaServerTest, SizesThatDoNotMatchFailOneRun) {
+  load(1, R"(graph(s0, s1) {
+  b0: input survives
+  b1: input survives
+  %0: f32[s0]{1} @b0
+  %1: f32[s1]{1} @b1
+  aten::copy_(%0, %1)
+})");
+  upload(1, {1, 2, 3, 4, 5});
+  upload(2, {6, 7, 8});
+  upload(3, {6, 7, 8, 9, 10});
+  run(1, {5, 3}, {1, 2}, 100);
+  std::string error;
+  read(1, {5}, {1}, &error);
+  EXPECT_NE(error.find("nothing in this worker does the op 'aten::copy_'"), std::string::npos) << error;
+  run(1, {5, 5}, {1, 3}, 200);
+  EXPECT_EQ(read(1, {5}, {1}), (Floats{6, 7, 8, 9, 10}));
+}
+
 TEST_F(CudaServerTest, MemoryThatRunsOutFailsOneRun) {
   load(1, kStep);
   upload(1, {1, 2, 3});

@@ -6,7 +6,7 @@ namespace {
 template <class T>
 bool all_below(const at::Tensor& packed, int64_t size) {
   const T* values = packed.const_data_ptr<T>();
-  bool good = true;
+  bool good = size >= 0 || packed.numel() == 0;
   // As unsigned numbers, negative indices are very large.
   for (int64_t i = 0; i < packed.numel(); ++i) {
     good &= static_cast<uint64_t>(static_cast<int64_t>(values[i])) < static_cast<uint64_t>(size);

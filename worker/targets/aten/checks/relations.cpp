@@ -1,6 +1,7 @@
 #include "worker/targets/aten/checks/relations.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <limits>
@@ -165,11 +166,12 @@ bool wrap(IValue& dims, int64_t rank) {
   return true;
 }
 
-bool shares_memory(const at::Tensor& tensor) {
-  if (tensor.numel() == 0) return false;
+bool shares_memory(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  const int64_t elements = c10::multiply_integers(sizes);
+  if (elements == 0) return false;
   int64_t reach = 1;
-  for (int64_t d = 0; d < tensor.dim(); ++d) reach += (tensor.size(d) - 1) * tensor.stride(d);
-  return tensor.numel() > reach;
+  for (size_t d = 0; d < sizes.size(); ++d) reach += (sizes[d] - 1) * strides[d];
+  return elements > reach;
 }
 
 }  // namespace torch_remote::worker::aten::relations

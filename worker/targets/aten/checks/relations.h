@@ -41,6 +41,7 @@ void pack_format(IValue& tensor);
 bool wrap(IValue& dims, int64_t rank);
 
 // Whether elements of the tensor may share memory: it spans fewer elements than it has.
-bool shares_memory(const at::Tensor& tensor);
+bool shares_memory(c10::IntArrayRef sizes, c10::IntArrayRef strides);
+inline bool shares_memory(const at::Tensor& tensor) { return shares_memory(tensor.sizes(), tensor.strides()); }
 
 }  // namespace torch_remote::worker::aten::relations

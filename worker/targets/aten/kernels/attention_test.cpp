@@ -98,5 +98,26 @@ TEST(Attention, GroupedHeadsAndOtherValueSize) {
   check_attention(at::randn({1, 2, 5, 8}), at::randn({1, 2, 5, 8}), at::randn({1, 2, 5, 4}), {}, false);
 }
 
+// Torch's flash kernel reads rows of the output as if their elements were adjacent.
+TEST(Attention, TheOutputMayHaveAnyStrides) {
+  at::manual_seed(4);
+  const at::Tensor q = at::randn({2, 3, 6, 8}), k = at::randn({2, 3, 6, 8}), v = at::randn({2, 3, 6, 8});
+  const at::Tensor gradient = at::randn({2, 3, 6, 8});
+  const Attention wanted = attend(q, k, v, {}, false, gradient);
+  TestRunner runner;
+  TestGraph builder;
+  const at::Tensor out = at::empty({2, 3, 8, 6}).transpose(-2, -1), lse = at::empty({2, 3, 6});
+  builder.call("remote::attention", {q, k, v, IValue(), false, IValue()}, {out, lse});
+  builder.call("remote::attention_backward", {gradient, q, k, v, out, lse, IValue(), false, IValue()},
+               {at::empty_like(q), at::empty_like(k), at::empty_like(v)});
+  TestRunner::Loaded program(runner, builder);
+  const auto outcome = program.run();
+  ASSERT_EQ(outcome.code, 0) << outcome.error.message;
+  const auto& results = builder.graph.nodes[1].results;
+  EXPECT_TRUE(at::allclose(program.tensor(results[0].a), wanted.grad_query, 1e-4, 1e-5));
+  EXPECT_TRUE(at::allclose(program.tensor(results[1].a), wanted.grad_key, 1e-4, 1e-5));
+  EXPECT_TRUE(at::allclose(program.tensor(results[2].a), wanted.grad_value, 1e-4, 1e-5));
+}
+
 }  // namespace
 }  // namespace torch_remote::worker::aten

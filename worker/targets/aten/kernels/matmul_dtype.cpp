@@ -14,6 +14,7 @@ namespace torch_remote::worker::aten {
 void matmul_dtype_kernels::product(const SpecialCall& call) {
   const bool adds = call.args[2].isTensor();
   const size_t first = adds ? 1 : 0;
+  if (!call.results[0].defined() && !call.args.back().isTensor()) return;  // the result is unused
   const c10::ScalarType dtype = call.args[first + 2].toScalarType();
   at::Tensor result = call.results[0].defined() ? call.results[0] : call.args.back().toTensor();
   const at::Tensor a = call.args[first].toTensor().to(dtype), b = call.args[first + 1].toTensor().to(dtype);

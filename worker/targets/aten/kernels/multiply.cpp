@@ -31,6 +31,13 @@ tr_matrix matrix(const at::Tensor& tensor) {
   return {const_cast<void*>(tensor.const_data_ptr()), 0, tensor.stride(0), tensor.stride(1)};
 }
 
+// Whether the GEMM is one of float32 matrices whose sizes fit together. Otherwise torch reports what is wrong.
+bool is_float_gemm(const at::Tensor& result, const at::Tensor& left, const at::Tensor& right) {
+  return result.scalar_type() == at::kFloat && left.scalar_type() == at::kFloat && right.scalar_type() == at::kFloat &&
+         result.dim() == 2 && left.dim() == 2 && right.dim() == 2 && left.size(1) == right.size(0) &&
+         result.size(0) == left.size(0) && result.size(1) == right.size(1);
+}
+
 std::atomic<const tr_host*> asked = nullptr;
 
 }  // namespace
@@ -63,7 +70,7 @@ void set_gemm_host(const tr_host* host) {
 void gemm_into(const at::Tensor& result, const at::Tensor& left, const at::Tensor& right, bool adds) {
   at::Tensor to = result;
   if (const tr_host* const host = asked;
-      host != nullptr && result.scalar_type() == at::kFloat && result.is_contiguous()) {
+      host != nullptr && result.is_contiguous() && is_float_gemm(result, left, right)) {
     tr_matmul matmul{};
     matmul.struct_size = sizeof(matmul);
     matmul.dtype = static_cast<int>(at::kFloat);

@@ -1,3 +1,5 @@
+#include "worker/targets/aten/kernels/multiply.h"
+
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -116,6 +118,32 @@ TEST_P(Multiply, OneDnnIsForFloatAlone) {
   const bool done = call(left, right, at::Tensor(), result) == 0;
   EXPECT_EQ(done, GetParam() == TR_MATMUL_AS_OP);
   EXPECT_EQ(result[0][0].item<double>(), done ? 40 : 0);
+}
+
+// The host is asked about GEMMs that are possible; torch reports what is wrong with others.
+TEST(GemmInto, ChecksItsSizes) {
+  static int asked;
+  asked = 0;
+  tr_host host{};
+  host.struct_size = sizeof(host);
+  host.matmul_algorithm = [](void*, const tr_matmul*) -> int {
+    ++asked;
+    return TR_MATMUL_AS_OP;
+  };
+  set_gemm_host(&host);
+  const auto multiply = [](const at::Tensor& result, const at::Tensor& left, const at::Tensor& right) {
+    gemm_into(result, left, right);
+  };
+  const at::Tensor result = at::zeros({4, 4});
+  multiply(result, at::ones({4, 3}), at::ones({3, 4}));
+  EXPECT_EQ(asked, 1);
+  EXPECT_TRUE(at::equal(result, at::full({4, 4}, 3.0f)));
+  EXPECT_THROW(multiply(result, at::ones({4, 3}), at::ones({2, 4})), c10::Error);
+  EXPECT_THROW(multiply(result, at::ones({4, 3}), at::ones({3, 4}, at::kDouble)), c10::Error);
+  EXPECT_THROW(multiply(result, at::ones({4, 3}), at::ones({3})), c10::Error);
+  multiply(at::zeros({2, 2}), at::ones({4, 3}), at::ones({3, 4}));
+  EXPECT_EQ(asked, 1);
+  set_gemm_host(nullptr);
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, Multiply, ::testing::Values(TR_MATMUL_AS_OP, TR_MATMUL_ONEDNN),

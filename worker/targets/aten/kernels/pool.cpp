@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "worker/targets/aten/kernels/images/layout_conversion.h"
@@ -24,6 +25,17 @@ struct Dim {
   int64_t first(int64_t k) const { return std::max<int64_t>(0, ceil_div(padding - k * dilation, stride)); }
   int64_t last(int64_t k) const { return std::min(output, ceil_div(input + padding - k * dilation, stride)); }
   int64_t at(int64_t out, int64_t k) const { return out * stride - padding + k * dilation; }
+
+  // Whether torch accepts these numbers and gives this output. If so, no position of a window overflows.
+  bool is_valid(bool ceil) const {
+    constexpr int64_t kMost = int64_t{1} << 31;
+    if (std::min({input, kernel, stride, dilation}) < 1 || std::max({kernel, stride, dilation}) >= kMost) return false;
+    if (padding < 0 || padding > kernel / 2) return false;
+    const int64_t reach = input + 2 * padding - dilation * (kernel - 1) - 1 + (ceil ? stride - 1 : 0);
+    if (reach < 0) return false;
+    const int64_t last = reach / stride;
+    return output == (ceil && last * stride >= input + padding ? last : last + 1);
+  }
 
  private:
   static int64_t ceil_div(int64_t a, int64_t b) { return a <= 0 ? 0 : (a + b - 1) / b; }
@@ -154,17 +166,33 @@ std::array<int64_t, 2> pair(const c10::IValue& value, const std::array<int64_t, 
   return {list[0], list.size() == 1 ? list[0] : list[1]};
 }
 
-// (self, kernel_size, stride, padding, dilation, ceil_mode) -> (values, indices). `last`: both tensors are channels
-// last; otherwise both are contiguous (NCHW).
-template <typename O>
-void pool(const SpecialCall& call, const at::Tensor& values, bool last) {
-  const at::Tensor& self = call.args[0].toTensor();
+struct Window {
+  Dim height, width;
+};
+
+// (self, kernel_size, stride, padding, dilation, ceil_mode) -> (values, indices). Returns nothing if the arguments and
+// the result do not fit together. Torch then reports why.
+std::optional<Window> find_window(const SpecialCall& call) {
+  const at::Tensor &self = call.args[0].toTensor(), &result = call.results[0];
+  const int64_t rank = self.dim();
+  if (rank > 4 || result.dim() != rank || result.scalar_type() != self.scalar_type() ||
+      self.sizes().slice(0, rank - 2) != result.sizes().slice(0, rank - 2)) {
+    return std::nullopt;
+  }
   const auto kernel = pair(call.args[1], {}), stride = pair(call.args[2], kernel);
   const auto padding = pair(call.args[3], {}), dilation = pair(call.args[4], {});
   const auto dim = [&](int64_t i) {
-    return Dim{self.size(i - 2), values.size(i - 2), kernel[i], stride[i], padding[i], dilation[i]};
+    return Dim{self.size(i - 2), result.size(i - 2), kernel[i], stride[i], padding[i], dilation[i]};
   };
-  const Dim height = dim(0), width = dim(1);
+  const Window window{dim(0), dim(1)};
+  const bool ceil = call.args[5].toBool();
+  return window.height.is_valid(ceil) && window.width.is_valid(ceil) ? std::optional(window) : std::nullopt;
+}
+
+// `last`: both tensors are channels last; otherwise both are contiguous (NCHW).
+template <typename O>
+void pool(const at::Tensor& self, const at::Tensor& values, const Window& window, bool last) {
+  const Dim &height = window.height, &width = window.width;
   const int64_t in = height.input * width.input, out = height.output * width.output;
   if (values.numel() == 0) return;
   using T = typename O::Element;
@@ -192,14 +220,15 @@ template <typename O>
 void run_pool(const SpecialCall& call) {
   const at::Tensor &self = call.args[0].toTensor(), &result = call.results[0];
   constexpr auto kLast = c10::MemoryFormat::ChannelsLast;
+  const std::optional<Window> window = find_window(call);
   const bool plain = self.is_contiguous(), last = !plain && self.dim() == 4 && self.is_contiguous(kLast);
   const auto format = plain ? c10::MemoryFormat::Contiguous : kLast;
-  if ((plain || last) && result.is_contiguous(format)) return pool<O>(call, result, last);
-  if (plain || last) {
+  if (window && (plain || last) && result.is_contiguous(format)) return pool<O>(self, result, *window, last);
+  if (window && (plain || last)) {
     // Pools in the input's layout, then converts the layout of the result, which is smaller.
     const at::Tensor values = at::empty(result.sizes(), result.options(), format);
     if (layouts_differ(values, result)) {
-      pool<O>(call, values, last);
+      pool<O>(self, values, *window, last);
       copy_converting_layout(values, result);
       return;
     }

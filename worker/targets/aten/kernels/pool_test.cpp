@@ -4,6 +4,7 @@
 #include <ATen/ops/max_pool2d_with_indices.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -88,6 +89,33 @@ TEST(Pool, WhatItDoesNotTakeIsTorchs) {
   const at::Tensor x = at::randint(0, 9, {2, 3, 9, 9});
   EXPECT_FALSE(pooled_alone(x.to(at::kFloat).transpose(2, 3), window));
   EXPECT_FALSE(pooled_alone(x, window));
+}
+
+// Torch's kernel raises an error, or makes a result that is not the program's.
+TEST(Pool, WindowsThatDoNotFitAreErrors) {
+  const at::Tensor x = at::randn({1, 1, 4, 4});
+  const auto pool = [&](const Sizes& result, const Window& w, at::ScalarType type = at::kFloat) {
+    TestRunner runner;
+    TestGraph builder;
+    builder.call("aten::max_pool2d_with_indices", {x, w.kernel, w.stride, w.padding, w.dilation, w.ceil},
+                 {at::zeros(result, type), at::zeros(result, at::kLong)});
+    const ir::Node& node = builder.graph.nodes[0];
+    builder.graph.buffers[builder.graph.views[node.results[1].a].buffer].survives = false;
+    TestRunner::Loaded program(runner, builder);
+    return program.run().code == 0;
+  };
+  const Window window{{2}, {2}, {0}, {1}};
+  EXPECT_TRUE(pool({1, 1, 2, 2}, window));
+  EXPECT_FALSE(pool({1, 3, 2, 2}, window));
+  EXPECT_FALSE(pool({3, 1, 2, 2}, window));
+  EXPECT_FALSE(pool({1, 1, 3, 3}, window));
+  EXPECT_FALSE(pool({1, 2, 2}, window));
+  EXPECT_FALSE(pool({1, 1, 2, 2}, window, at::kChar));
+  EXPECT_FALSE(pool({1, 1, 2, 2}, {{2}, {0}, {0}, {1}}));
+  EXPECT_FALSE(pool({1, 1, 2, 2}, {{2}, {-1}, {0}, {1}}));
+  EXPECT_FALSE(pool({1, 1, 2, 2}, {{-2}, {2}, {0}, {1}}));
+  EXPECT_FALSE(pool({1, 1, 2, 2}, {{2}, {2}, {-1}, {1}}));
+  EXPECT_FALSE(pool({1, 1, 2, 2}, {{2}, {2}, {0}, {int64_t{1} << 62}}));
 }
 
 }  // namespace

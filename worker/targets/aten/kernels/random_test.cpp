@@ -14,7 +14,9 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
+#include <thread>
 
 #include "ir/philox.h"
 #include "worker/targets/aten/testing.h"
@@ -176,6 +178,38 @@ TEST(Random, OtherOpsAreReproducibleToo) {
   EXPECT_TRUE(at::equal(rrelu(1), rrelu(1)));
   EXPECT_FALSE(at::equal(rrelu(1), rrelu(2)));
   EXPECT_TRUE(at::equal(at::rand({4}), expected)) << "the process's own generator was disturbed";
+}
+
+// Sessions in the user's process share torch's default generator, which an op without a Generator argument uses.
+TEST(Random, SessionsOfOneProcessDoNotMixTheirSeeds) {
+  const auto draw_often = [](int64_t seed, int times) {
+    TestRunner runner(/*inproc=*/true);
+    TestGraph builder;
+    builder.call("aten::rand.out", {std::vector<int64_t>{2000}, at::empty({2000})}, {}, seed, 0);
+    TestRunner::Loaded program(runner, builder);
+    std::vector<at::Tensor> drawn;
+    for (int i = 0; i < times; ++i) {
+      const auto outcome = program.run();
+      EXPECT_EQ(outcome.code, 0) << outcome.error.message;
+      drawn.push_back(program.tensor(builder.graph.nodes[0].args[1].a));
+    }
+    return drawn;
+  };
+  const std::vector<at::Tensor> expected{draw_often(0, 1)[0], draw_often(1, 1)[0]};
+  EXPECT_FALSE(at::equal(expected[0], expected[1]));
+  at::manual_seed(3);
+  const at::Tensor next = at::rand({4});
+  at::manual_seed(3);
+  std::vector<std::vector<at::Tensor>> drawn(2);
+  std::vector<std::thread> threads;
+  for (size_t seed = 0; seed < 2; ++seed) {
+    threads.emplace_back([&, seed] { drawn[seed] = draw_often(static_cast<int64_t>(seed), 500); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (size_t seed = 0; seed < 2; ++seed) {
+    EXPECT_TRUE(std::ranges::all_of(drawn[seed], [&](const at::Tensor& t) { return at::equal(t, expected[seed]); }));
+  }
+  EXPECT_TRUE(at::equal(at::rand({4}), next)) << "the process's own generator was disturbed";
 }
 
 }  // namespace

@@ -50,10 +50,14 @@ Tensor project_input(const Direction& d, const Tensor& bias) {
 Tensor both_biases(const Direction& d) { return d.b_ih.defined() ? d.b_ih + d.b_hh : Tensor(); }
 OneDnnLstm onednn(const Direction& d) { return {d.input, d.w_ih, d.w_hh, d.b_ih, d.b_hh, d.hx, d.cx, d.reverse}; }
 
+bool can_use_onednn(const Direction& d, bool train) {
+  return d.is_consistent(d.input.scalar_type()) && supports_onednn(onednn(d), train);
+}
+
 // Computes the layer with oneDNN. Returns false if oneDNN does not support it.
 bool lstm_onednn(const Direction& d, Tensor* hy, Tensor* cy) {
   OneDnnStates states;
-  if (!supports_onednn(onednn(d), d.reserve.defined()) || !onednn_forward(onednn(d), d.reserve, &states)) return false;
+  if (!can_use_onednn(d, d.reserve.defined()) || !onednn_forward(onednn(d), d.reserve, &states)) return false;
   d.output.copy_(states.output);
   *hy = states.hy;
   *cy = states.cy;
@@ -213,6 +217,7 @@ Tensor part(const Tensor& tensor, int64_t dim, int64_t index, int64_t count) {
 std::vector<Direction> directions(int64_t mode, const Tensor& input, const std::vector<Tensor>& weights,
                                   const Tensor& hx, const Tensor& cx, const Tensor& output, const Tensor& reserve) {
   const int64_t count = hx.size(0), stride = count == 0 ? 0 : static_cast<int64_t>(weights.size()) / count;
+  TORCH_CHECK(mode >= 0 && mode <= static_cast<int64_t>(RnnMode::kGru), "remote: no recurrent layer has mode ", mode);
   TORCH_CHECK((stride == 2 || stride == 4) && static_cast<int64_t>(weights.size()) == count * stride && count <= 2,
               "remote: a recurrent op must be one layer with one or two directions");
   std::vector<Direction> all;
@@ -253,6 +258,7 @@ void weight_gradients(const Direction& d, const Backward& b, std::span<const Ten
 
 void backward_onednn(const Direction& d, const Gradients& gradients, std::span<const Tensor> results, int64_t index,
                      int64_t stride) {
+  TORCH_CHECK(can_use_onednn(d, /*train=*/true), "remote: the reserve of a recurrent layer is not this layer's");
   const OneDnnGradients all =
       onednn_backward(onednn(d), d.reserve, d.output, gradients.output, gradients.hy, gradients.cy);
   if (results[0].defined()) add_or_store(results[0], all.input, index == 0);
@@ -305,6 +311,9 @@ void rnn_kernels::backward(const SpecialCall& call) {
                         optional(call.args[3]), call.args[4].toTensor(), call.args[9].toTensor());
   const Tensor grad_output = optional(call.args[5]), grad_hy = optional(call.args[6]), grad_cy = optional(call.args[7]);
   const auto count = static_cast<int64_t>(all.size()), stride = static_cast<int64_t>(weights.size()) / count;
+  TORCH_CHECK(call.results.size() == 3 || call.results.size() == 3 + weights.size(),
+              "remote: the gradients of a recurrent layer are for ", weights.size(), " weights, not for ",
+              call.results.size() - 3);
   std::vector<Gradients> gradients;
   for (int64_t i = 0; i < count; ++i) {
     gradients.push_back({part(grad_output, 2, i, count), grad_hy.defined() ? grad_hy[i] : Tensor(),

@@ -199,21 +199,9 @@ const RnnLoops* rnn_loops() {
   return all.empty() ? nullptr : all[0].loops;
 }
 
-// A program may claim any sizes; torch's implementation reports what is wrong with them.
+// If the sizes do not fit together, torch's implementation reports what is wrong.
 bool supports_fused(const RnnDirection& d) {
-  if (d.input.dim() != 3 || d.hx.dim() != 2 || d.hx.numel() == 0 || d.input.numel() == 0) return false;
-  const int64_t steps = d.steps(), batch = d.batch(), units = d.hidden(), width = d.gates() * units;
-  const auto is = [](const Tensor& tensor, c10::IntArrayRef sizes) {
-    return tensor.defined() && tensor.scalar_type() == at::kFloat && tensor.sizes().equals(sizes);
-  };
-  const bool lstm = d.mode == ir::RnnMode::kLstm;
-  const auto is_bias = [&](const Tensor& bias) { return d.b_ih.defined() ? is(bias, {width}) : !bias.defined(); };
-  const bool reserve = !d.reserve.defined() ||
-                       (d.reserve.scalar_type() == at::kFloat && d.reserve.dim() == 1 && d.reserve.is_contiguous() &&
-                        d.reserve.numel() >= ir::rnn_reserve(d.mode) * steps * batch * units);
-  return reserve && is(d.input, d.input.sizes()) && is(d.hx, {batch, units}) && (!lstm || is(d.cx, {batch, units})) &&
-         is(d.w_ih, {width, d.input.size(2)}) && is(d.w_hh, {width, units}) && is_bias(d.b_ih) && is_bias(d.b_hh) &&
-         is(d.output, {steps, batch, units});
+  return d.is_consistent(at::kFloat) && d.hx.numel() != 0 && d.input.numel() != 0;
 }
 
 std::vector<RnnStates> fused_forward(const RnnLoops& loops, std::span<const RnnDirection> directions) {

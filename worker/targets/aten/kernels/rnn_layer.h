@@ -25,6 +25,21 @@ struct RnnDirection {
   int64_t batch() const { return input.size(1); }
   int64_t hidden() const { return hx.size(1); }
   int64_t gates() const { return ir::rnn_gates(mode); }
+  // Whether all tensors have this dtype and the sizes above. A program may give any.
+  bool is_consistent(at::ScalarType type) const {
+    if (input.dim() != 3 || hx.dim() != 2) return false;
+    const int64_t width = gates() * hidden();
+    const auto is = [type](const at::Tensor& tensor, c10::IntArrayRef sizes) {
+      return tensor.defined() && tensor.scalar_type() == type && tensor.sizes().equals(sizes);
+    };
+    const auto is_bias = [&](const at::Tensor& bias) { return b_ih.defined() ? is(bias, {width}) : !bias.defined(); };
+    const bool has_reserve = !reserve.defined() || (reserve.scalar_type() == type && reserve.dim() == 1 &&
+                                                    reserve.is_contiguous() && reserve.numel() >= saved_elements());
+    return has_reserve && is(input, input.sizes()) && is(hx, {batch(), hidden()}) &&
+           (mode != ir::RnnMode::kLstm || is(cx, {batch(), hidden()})) && is(w_ih, {width, input.size(2)}) &&
+           is(w_hh, {width, hidden()}) && is_bias(b_ih) && is_bias(b_hh) && is(output, {steps(), batch(), hidden()});
+  }
+  int64_t saved_elements() const { return ir::rnn_reserve(mode) * steps() * batch() * hidden(); }
   // The time of the i-th step in this direction.
   int64_t at(int64_t i) const { return reverse ? steps() - 1 - i : i; }
 

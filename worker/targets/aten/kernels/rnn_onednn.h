@@ -5,7 +5,7 @@
 #include <cstdint>
 
 // Half-precision LSTM layers with oneDNN, as torch computes them on the CPU: the same numbers, with one call for all
-// steps in each pass.
+// steps in each pass. oneDNN does not know the sizes of tensors, so callers check them (RnnDirection::is_consistent).
 namespace torch_remote::worker::aten {
 
 // One direction of a layer: T steps, batch B, I inputs, H hidden units.

@@ -17,10 +17,12 @@
 #include <ATen/ops/rnn_relu.h>
 #include <ATen/ops/rnn_tanh.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string>
 
 #include "worker/targets/aten/kernels/rnn_fused.h"
 #include "worker/targets/aten/kernels/rnn_onednn.h"
@@ -87,6 +89,76 @@ TEST(Lstm, WithoutRoomForOneDnnItIsComputedHere) {
     EXPECT_FALSE(is_onednn(narrow.back()));
     for (size_t i = 0; i + 1 < wide.size(); ++i) EXPECT_TRUE(at::allclose(wide[i], narrow[i], 0.05, 0.1)) << i;
   }
+}
+
+// What a program of one backward pass gives. Torch's kernels for oneDNN do not compare these sizes.
+std::string backward_error(const std::vector<IValue>& args, const IValue& weight_gradients) {
+  TestRunner runner;
+  TestGraph builder;
+  const auto like = [&](size_t i) { return IValue(at::empty_like(args[i].toTensor())); };
+  builder.call("remote::rnn_backward", args, {like(0), like(2), like(3), weight_gradients});
+  TestRunner::Loaded program(runner, builder);
+  const auto outcome = program.run();
+  return outcome.code == 0 ? "" : outcome.error.message;
+}
+
+TEST(Lstm, AReserveThatIsNotTheLayersIsAnError) {
+  const auto [t, b, i, h, d] = Layer{5, 3, 4, 6};
+  const auto half = at::TensorOptions().dtype(at::kBFloat16);
+  const Tensor filled = both_passes({t, b, i, h}, 1 << 16).back();
+  ASSERT_TRUE(is_onednn(filled));
+  const Tensor small = at::zeros({5 * t * b * h}, half);
+  small.narrow(0, 0, 4).copy_(filled.narrow(0, 0, 4));  // it begins like a reserve of oneDNN
+  ASSERT_TRUE(is_onednn(small));
+  const std::vector<Tensor> weights = {at::randn({4 * h, i}, half), at::randn({4 * h, h}, half)};
+  const Tensor x = at::randn({t, b, i}, half), hx = at::randn({d, b, h}, half), y = at::randn({t, b, h}, half);
+  const auto run = [&](const Tensor& reserve, const Tensor& cx, const Tensor& grad, std::vector<Tensor> w) {
+    const std::vector<Tensor> made = {at::empty_like(w[0]), at::empty_like(w[1])};
+    return backward_error({x, std::move(w), hx, cx, y, grad, IValue(), IValue(), kMode, reserve}, made);
+  };
+  const Tensor cx = at::randn_like(hx), grad = at::randn_like(y);
+  EXPECT_EQ(run(filled, cx, grad, weights), "");
+  EXPECT_NE(run(small, cx, grad, weights).find("reserve"), std::string::npos);
+  EXPECT_NE(run(filled, at::randn({d, b, 5000}, half), grad, weights), "");
+  EXPECT_NE(run(filled, cx, at::randn({t, b, 2}, half), weights), "");
+  EXPECT_NE(run(filled, cx, grad, {at::randn({2, i}, half), weights[1]}), "");
+  EXPECT_FALSE(is_onednn(filled.narrow(0, 0, 1).expand({1 << 16})));
+}
+
+TEST(Rnn, WhatIsNoLayerIsAnError) {
+  const Tensor x = at::randn({3, 2, 4}), hx = at::randn({1, 2, 8}), y = at::randn({3, 2, 8});
+  const std::vector<Tensor> weights = {at::randn({8, 4}), at::randn({8, 8})};
+  const auto forward = [&](int64_t mode) {
+    TestRunner runner;
+    TestGraph builder;
+    builder.call("remote::rnn", {x, weights, hx, IValue(), mode}, {at::empty_like(y), at::empty_like(hx)});
+    TestRunner::Loaded program(runner, builder);
+    return program.run().code == 0;
+  };
+  EXPECT_TRUE(forward(static_cast<int64_t>(ir::RnnMode::kTanh)));
+  for (const int64_t mode : {-1, 4, 7}) EXPECT_FALSE(forward(mode)) << mode;
+  // The list of the weights' gradients is empty, or has one for each weight.
+  const auto backward = [&](const IValue& gradients) {
+    const std::vector<IValue> args = {x,
+                                      weights,
+                                      hx,
+                                      hx.clone(),
+                                      y,
+                                      at::randn_like(y),
+                                      IValue(),
+                                      IValue(),
+                                      static_cast<int64_t>(ir::RnnMode::kTanh),
+                                      at::empty({0})};
+    TestRunner runner;
+    TestGraph builder;
+    builder.call("remote::rnn_backward", args, {at::empty_like(x), at::empty_like(hx), Tensor(), gradients});
+    TestRunner::Loaded program(runner, builder);
+    return program.run().code == 0;
+  };
+  const Tensor first = at::empty_like(weights[0]), second = at::empty_like(weights[1]);
+  EXPECT_TRUE(backward(std::vector<Tensor>{first, second}));
+  EXPECT_FALSE(backward(std::vector<Tensor>{first}));
+  EXPECT_FALSE(backward(IValue()));
 }
 
 struct Fused {

@@ -20,6 +20,7 @@ Tensor wide(const Tensor& tensor) { return tensor.scalar_type() == at::kDouble ?
 
 // Reshapes `values`, one per channel, to broadcast along dim 1 of `input`; converts them to its dtype.
 Tensor spread(const Tensor& values, const Tensor& input) {
+  TORCH_CHECK(input.dim() >= 2, "remote: batch norm takes an input of two or more dims, but got sizes ", input.sizes());
   std::vector<int64_t> sizes(static_cast<size_t>(input.dim()), 1);
   sizes[1] = values.numel();
   return values.to(input.scalar_type()).view(sizes);

@@ -149,7 +149,7 @@ CublasLtLibrary::~CublasLtLibrary() {
   gpu_->queue().clear();
   if (handle_ != nullptr) (void)table_.destroy(handle_);
   if (gpu_->is_lost()) return;
-  for (const auto& [key, choice] : choices_) {
+  for (const auto& choice : timed_) {
     for (const Event event : choice->timing_events) (void)gpu_->driver().event_destroy(event);
   }
   if (workspace_ != 0) gpu_->check(gpu_->driver().mem_free_async(workspace_, gpu_->work_stream()), "cuMemFreeAsync");
@@ -344,7 +344,7 @@ Status CublasLtLibrary::run(const std::shared_ptr<PreparedGemm>& prepared, const
                             Number beta) {
   if (gpu_->is_lost()) return {};
   if (!prepared->problem_.beta_is_nonzero) beta = {0, 0};
-  if (!prepared->choice_->timing_events.empty()) decide(*prepared->choice_);
+  if (!prepared->choice_->timing_events.empty()) decide(prepared->choice_);
   // If another size of the same class was timed, the fastest algorithm may not support this size.
   if (prepared->is_decided_ != prepared->choice_->decided && !adopt(*prepared, prepared->choice_)) {
     if (Status status = choose(*prepared); !status.ok()) return status;
@@ -410,6 +410,7 @@ void CublasLtLibrary::time(PreparedGemm& prepared, const GemmPointers& given, co
     gpu_->check(driver.event_record(event, gpu_->work_stream()), "cuEventRecord");
   };
   const Stream stream = gpu_->work_stream();
+  timed_.push_back(prepared.choice_);
   // Each once to warm up, then again between two marks.
   prepared.has_timed_ = true;
   const lt::HeuristicResult first = choice.candidates.front();
@@ -425,7 +426,8 @@ void CublasLtLibrary::time(PreparedGemm& prepared, const GemmPointers& given, co
   scratch.release(scratch.owner);  // The next user is queued behind the timing.
 }
 
-void CublasLtLibrary::decide(AlgorithmChoice& choice) {
+void CublasLtLibrary::decide(const std::shared_ptr<AlgorithmChoice>& decided) {
+  AlgorithmChoice& choice = *decided;
   const Driver& driver = gpu_->driver();
   const Result result = driver.event_query(choice.timing_events.back());
   if (result == Result::kNotReady || !gpu_->check(result, "cuEventQuery")) return;
@@ -442,6 +444,7 @@ void CublasLtLibrary::decide(AlgorithmChoice& choice) {
   }
   for (const Event event : choice.timing_events) gpu_->check(driver.event_destroy(event), "cuEventDestroy");
   choice.timing_events.clear();
+  std::erase(timed_, decided);
   choice.decided = true;
   file_.add(choice.key, to_hex(choice.candidates[choice.best].algorithm));
 }

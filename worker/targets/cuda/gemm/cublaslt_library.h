@@ -99,7 +99,7 @@ class CublasLtLibrary {
   Status call(const PreparedGemm& prepared, const lt::HeuristicResult& candidate, const GemmPointers& pointers,
               const void* alpha, const void* beta, Stream stream) const;
   void time(PreparedGemm& prepared, const GemmPointers& pointers, const void* alpha, const void* beta);
-  void decide(AlgorithmChoice& choice);
+  void decide(const std::shared_ptr<AlgorithmChoice>& decided);
   bool take_workspace();
 
   const std::shared_ptr<Gpu> gpu_;
@@ -110,6 +110,7 @@ class CublasLtLibrary {
   DevicePointer workspace_ = 0;
   bool no_workspace_ = false;  // There was no memory for it.
   std::unordered_map<std::string, std::shared_ptr<AlgorithmChoice>> choices_;
+  std::vector<std::shared_ptr<AlgorithmChoice>> timed_;  // Choices with timing events; some are not in choices_.
   ChoiceFile file_;
   uint64_t heuristic_calls_ = 0, file_hits_ = 0;
 };

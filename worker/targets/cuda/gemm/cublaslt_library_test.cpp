@@ -134,6 +134,17 @@ TEST_F(ProductLibraryTest, ASizeThatTheFastestWayDoesNotSupportGetsAnotherOne) {
   EXPECT_EQ(library->heuristic_calls(), 2u);
 }
 
+// The second size does not support the first one's algorithm, so its choice is not that of later GEMMs.
+TEST_F(ProductLibraryTest, EndsWhileAChoiceOfOneSizeIsTimed) {
+  emulated::slow_down(emulated::MatmulAlgorithm::kVectors, std::chrono::milliseconds(20));
+  emulated::slow_down(emulated::MatmulAlgorithm::kBasic, std::chrono::milliseconds(20));
+  prepare(48, /*deterministic=*/false, /*k=*/32);
+  run(2);
+  prepare(48, /*deterministic=*/false, /*k=*/30);
+  call(prepared);  // TearDown() looks for events that are left.
+  EXPECT_EQ(library->heuristic_calls(), 2u);
+}
+
 // Otherwise the algorithm of a GEMM, and so its bits, would depend on which strides were used first.
 TEST_F(ProductLibraryTest, OnlyDeterministicProblemsHaveAChoicePerStride) {
   const ContextGuard current(device->gpu());

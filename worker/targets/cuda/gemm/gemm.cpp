@@ -280,6 +280,9 @@ struct OperandRequirements {
   bool transposed = false;
 };
 
+// Calls of one plan at most.
+constexpr int64_t kMaxCalls = 1 << 16;
+
 class GemmPlanner {
  public:
   GemmPlanner(const ir::Graph& graph, const Gemm& gemm, std::span<const int64_t> values, GemmPlan& plan)
@@ -297,6 +300,9 @@ class GemmPlanner {
         !read(gemm_.result, gemm_.result_layout, batched && !gemm_.sums_batch, &result)) {
       return unsupported("operands of other ranks");
     }
+    const bool has_batch =
+        !batched || (first_size(gemm_.right) == batch && (gemm_.sums_batch || first_size(gemm_.result) == batch));
+    if (!has_batch) return unsupported("batches that do not match");
     const GemmScalars numbers = scalars_of(gemm_, values_);
     const bool is_bias = gemm_.left_scale != kNoView && gemm_.addend != kNoView;
     const bool adds = gemm_.addend != kNoView && (is_bias || !numbers.beta_is_0);
@@ -314,6 +320,7 @@ class GemmPlanner {
     const bool nothing = left.columns == 0 || numbers.alpha_is_0 || batch == 0;
     if (nothing && gemm_.sums_batch) batch_ = 1;
     calls_ = gemm_.sums_batch && !nothing ? batch_ : 1;
+    if (calls_ > kMaxCalls) return unsupported("too large a batch");
     if (gemm_.sums_batch) batch_ = 1;
     orient(left, right, result, addend, adds);
     const bool unit = numbers.beta_is_1 || is_bias;
@@ -328,6 +335,8 @@ class GemmPlanner {
     for (const ir::Sym size : graph_.views[view].sizes) count *= values_[size];
     return count;
   }
+
+  int64_t first_size(uint32_t view) const { return values_[graph_.views[view].sizes[0]]; }
 
   Location location_of(const ir::View& view) const {
     return {view.buffer, static_cast<uint64_t>(values_[view.offset]) * ir::item_size(view.dtype)};

@@ -577,5 +577,24 @@ TEST(ProductPlans, TransposedAndBiasedProductsMoveNothing) {
   EXPECT_EQ(plan.problem.batch, 8);
 }
 
+// A matmul of another batch would read, or write, behind the end of a tensor.
+TEST(ProductPlans, DeclinesBatchesThatDoNotMatch) {
+  const auto plans = [](int right, int result) {
+    const std::string text = "graph() {\n  b0: input\n  b1: input\n  b2: fresh(0) survives\n  %0: f32[8, 3, 4] @b0\n" +
+                             ("  %1: f32[" + std::to_string(right)) + ", 4, 5] @b1\n  %2: f32[" +
+                             std::to_string(result) + ", 3, 5] @b2 = aten::bmm(%0, %1)\n}\n";
+    ir::Graph graph;
+    std::vector<int64_t> values;
+    EXPECT_TRUE(ir::parse_graph(text, &graph).ok() && ir::evaluate(graph, nullptr, &values).ok()) << text;
+    Gemm gemm;
+    EXPECT_TRUE(find_gemm(graph, graph.nodes[0], &gemm));
+    GemmPlan plan;
+    return plan_gemm(graph, gemm, values, 0, &plan).code();
+  };
+  EXPECT_EQ(plans(8, 8), ErrorCode::kOk);
+  EXPECT_EQ(plans(2, 8), ErrorCode::kUnsupported);
+  EXPECT_EQ(plans(8, 2), ErrorCode::kUnsupported);
+}
+
 }  // namespace
 }  // namespace torch_remote::worker::cuda

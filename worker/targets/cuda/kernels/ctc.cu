@@ -23,17 +23,33 @@ class Sequence {
   __device__ Sequence(const CtcArguments& f, i64 batch) : f_(f), batch_(batch) {
     const auto* const lengths = pointer<const i64>(f.target_lengths);
     time = pointer<const i64>(f.score_lengths)[batch];
-    if (time > f.time) time = f.time;
     labels_ = lengths[batch];
-    states = 2 * labels_ + 1;
     first_ = batch * f.target_stride;
+    bool good = true;
     if (f.target_stride == 0) {
-      for (i64 b = 0; b < batch; ++b) first_ += lengths[b];
+      for (i64 b = 0; b < batch && good; ++b) {
+        good = lengths[b] >= 0 && lengths[b] <= f.targets_count - first_;
+        if (good) first_ += lengths[b];
+      }
     }
+    const i64 most = f.target_stride == 0 ? f.targets_count - first_ : f.target_stride;
+    if (!good || labels_ < 0 || labels_ > most || labels_ > (f.states - 1) / 2) {
+      if (thread() == 0) fail(f.failure, 0, labels_, most);
+      labels_ = time = 0;
+    }
+    if (time < 0 || time > f.time) {
+      if (thread() == 0) fail(f.failure, 0, time, f.time);
+      time = 0;
+    }
+    states = 2 * labels_ + 1;
   }
 
   __device__ i64 label(i64 state) const {
-    return (state & 1) == 0 ? f_.blank : pointer<const i64>(f_.targets)[first_ + state / 2];
+    if ((state & 1) == 0) return f_.blank;
+    const i64 given = pointer<const i64>(f_.targets)[first_ + state / 2];
+    if (given >= 0 && given < f_.classes) return given;
+    fail(f_.failure, 0, given, f_.classes);
+    return f_.blank;
   }
   __device__ double score(i64 t, i64 label) const {
     return load_float(f_.scores, t * f_.score_strides[0] + batch_ * f_.score_strides[1] + label * f_.score_strides[2],

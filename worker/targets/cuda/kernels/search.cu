@@ -22,6 +22,10 @@ __device__ i64 search(const SearchArguments& search, i64 row, T x) {
     const i64 middle = (low + high) / 2;
     i64 at = middle;
     if (search.sorter != 0) at = pointer<const i64>(search.sorter)[begin + middle];
+    if (at < 0 || at >= search.length) {
+      fail(search.failure, 0, at, search.length);
+      return 0;
+    }
     if (is_passed(load(search.bounds, begin + at, search.dtype, x), x, search.right != 0)) {
       low = middle + 1;
     } else {
@@ -111,8 +115,9 @@ KERNEL(256) search_histogram(const HistogramArguments f) {
     const double x = load_float(f.in, i, dtype);
     if (!(x >= from && x <= to)) continue;
     const double scaled = rounded(rounded(x - from, dtype) * bins, dtype);
-    auto bin = static_cast<i64>(rounded(scaled / width, dtype));
-    if (bin >= f.bins) bin = f.bins - 1;
+    const double position = rounded(scaled / width, dtype);
+    // NaN, if the width is infinite or is rounded to 0, is in the first bin.
+    i64 bin = position >= bins ? f.bins - 1 : position > 0 ? static_cast<i64>(position) : 0;
     __atomic_fetch_add(pointer<u64>(f.counts) + bin, u64{1}, __ATOMIC_RELAXED);
   }
 }

@@ -12,6 +12,7 @@ struct SearchArguments {
   u64 bounds = 0;       // Contiguous.
   u64 sorter = 0;       // Contiguous i64: the order that sorts each row of `bounds`; 0: the rows are sorted already.
   u64 in = 0, out = 0;  // Contiguous. in = 0: search for `number` or `int_number`.
+  u64 failure = 0;      // With `sorter`: IndexRecord
   i64 count = 0;        // Elements of `in`.
   i64 row = 0;          // Elements of `in` per row; 0: all are searched in one row of bounds.
   i64 length = 0;       // Elements of `bounds` per row.

@@ -27,12 +27,15 @@ std::pair<int64_t, int64_t> reach(const ir::View& view, std::span<const int64_t>
 bool lower_copy(const ir::View& from, const ir::View& to, std::span<const int64_t> values, codegen::Launch* launch) {
   std::vector<int64_t> strides_from, strides_to;
   launch->sizes.clear();
+  if (from.sizes.size() > to.sizes.size()) return false;
   for (size_t d = 0; d < to.sizes.size(); ++d) {
     const int64_t size = values[to.sizes[d]];
+    const size_t missing = to.sizes.size() - from.sizes.size();
+    const int64_t given = d >= missing ? values[from.sizes[d - missing]] : 1;
+    if (given != 1 && given != size) return false;
     if (size == 1) continue;
     launch->sizes.push_back(size);
     strides_to.push_back(values[to.strides[d]]);
-    const size_t missing = to.sizes.size() - from.sizes.size();
     const bool varies = d >= missing && values[from.sizes[d - missing]] != 1;
     strides_from.push_back(varies ? values[from.strides[d - missing]] : 0);
   }

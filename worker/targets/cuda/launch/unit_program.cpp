@@ -11,6 +11,9 @@
 namespace torch_remote::worker::cuda {
 namespace {
 
+// Most elements of a tensor. Products of its sizes do not overflow then.
+constexpr int64_t kMaxElements = int64_t{1} << 40;
+
 // Called when a stream reaches it; `data` points to where the time goes, CLOCK_MONOTONIC in ns.
 void note_time(void* data) { *static_cast<uint64_t*>(data) = monotonic_ns(); }
 
@@ -55,6 +58,8 @@ const Status& Unit::prepare(std::span<const int64_t> values, bool wait) {
     empty_ = has_no_elements(values);
     if (!empty_ && has_complex_number() && !takes_complex_numbers()) {
       status_ = {ErrorCode::kUnsupported, "a complex number with real tensors"};
+    } else if (!empty_ && !takes_any_sizes() && has_too_many_elements(values)) {
+      status_ = {ErrorCode::kUnsupported, "a tensor of more than 2^40 elements"};
     } else {
       status_ = empty_ ? Status() : plan(values, &symbols_);
     }
@@ -87,6 +92,21 @@ bool Unit::has_no_elements(std::span<const int64_t> values) const {
     });
   }
   return nothing && makes;
+}
+
+// Expanded views may have any size. A dim of size 0 counts as 1, because plans multiply the other dims.
+bool Unit::has_too_many_elements(std::span<const int64_t> values) const {
+  bool too_many = false;
+  for (uint32_t n = group_.first; n <= group_.last; ++n) {
+    ir::for_each_view(graph_.nodes[n], [&](uint32_t index, bool) {
+      int64_t elements = 1;
+      for (const ir::Sym size : graph_.views[index].sizes) {
+        too_many |= __builtin_mul_overflow(elements, std::max<int64_t>(values[size], 1), &elements);
+      }
+      too_many |= elements > kMaxElements;
+    });
+  }
+  return too_many;
 }
 
 bool Unit::has_complex_number() const {

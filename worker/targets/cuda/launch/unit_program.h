@@ -62,6 +62,8 @@ class Unit {
   virtual Status finish() { return {}; }
   // Whether a number may be complex although no tensor is (x == 1j with a real x).
   virtual bool takes_complex_numbers() const { return false; }
+  // Whether tensors may have more than 2^40 elements. Expanded views may.
+  virtual bool takes_any_sizes() const { return false; }
   // Whether what was prepared is also valid for the numbers of this run.
   virtual bool is_still_valid(std::span<const int64_t>) const { return true; }
   // Sets numbers that do not affect the preparation. Called for each run.
@@ -69,6 +71,7 @@ class Unit {
 
   bool has_no_elements(std::span<const int64_t> values) const;
   bool has_complex_number() const;
+  bool has_too_many_elements(std::span<const int64_t> values) const;
 
   const ir::Graph& graph_;
   const ir::Group group_;

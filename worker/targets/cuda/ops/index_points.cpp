@@ -1,6 +1,8 @@
 #include "worker/targets/cuda/ops/index_points.h"
 
+#include <span>
 #include <string>
+#include <vector>
 
 #include "worker/targets/cuda/ops/op_sort.h"
 
@@ -27,21 +29,39 @@ void IndexedPoints::add_index(const OpTensor& given, int64_t dim, size_t first, 
   } else {
     index = plan_.without_overlap(given, self_);
   }
+  const auto own = static_cast<size_t>(dim);
+  const bool is_number = self_.sizes.empty();
+  fits_ &= index.sizes.size() <= rank && first <= kMaxDims && rank <= kMaxDims - first &&
+           (is_number || own < self_.sizes.size());
+  if (!fits_) return;
   locations_[k] = index.location;
   for (size_t d = 0; d < index.sizes.size(); ++d) {
     const size_t to = first + rank - index.sizes.size() + d;
     arguments_.index_strides[k][to] = index.sizes[d] == 1 ? 0 : index.strides[d];
   }
-  const bool is_number = self_.sizes.empty();
-  arguments_.steps[k] = is_number ? 1 : self_.strides[static_cast<size_t>(dim)];
-  arguments_.bounds[k] = is_number ? 1 : self_.sizes[static_cast<size_t>(dim)];
+  arguments_.steps[k] = is_number ? 1 : self_.strides[own];
+  arguments_.bounds[k] = is_number ? 1 : self_.sizes[own];
   plan_.add_operand(dim);
 }
 
-Status IndexedPoints::check() const {
+// Also checks that all points, with all indices in their bounds, access memory of the tensors only.
+Status IndexedPoints::check(Location values) const {
   if (arguments_.rank > kMaxDims) return unsupported("more than " + std::to_string(kMaxDims) + " dims");
   if (arguments_.indices > kMaxIndices) return unsupported("more than " + std::to_string(kMaxIndices) + " indices");
-  return {};
+  if (!fits_) return unsupported("indices of other dims");
+  const auto rank = static_cast<size_t>(arguments_.rank), indices = static_cast<size_t>(arguments_.indices);
+  const auto of = [&](const i64* list) { return std::span<const int64_t>(list, rank); };
+  const std::span<const int64_t> sizes = of(arguments_.sizes);
+  bool inside = plan_.is_inside(values, arguments_.item, sizes, of(arguments_.value_strides));
+  for (size_t k = 0; k < indices; ++k) {
+    inside = inside && plan_.is_inside(locations_[k], sizeof(int64_t), sizes, of(arguments_.index_strides[k]));
+  }
+  std::vector<int64_t> all_sizes(sizes.begin(), sizes.end());
+  std::vector<int64_t> strides(arguments_.self_strides, arguments_.self_strides + rank);
+  all_sizes.insert(all_sizes.end(), arguments_.bounds, arguments_.bounds + indices);
+  strides.insert(strides.end(), arguments_.steps, arguments_.steps + indices);
+  inside = inside && plan_.is_inside(self_.location, arguments_.item, all_sizes, strides);
+  return inside ? Status() : unsupported("of sizes that do not match");
 }
 
 // Views complex numbers as a further dim of two parts.
@@ -61,7 +81,7 @@ void IndexedPoints::count() {
 }
 
 Status IndexedPoints::launch(const char* kernel, Location values) {
-  if (Status status = check(); !status.ok()) return status;
+  if (Status status = check(values); !status.ok()) return status;
   count();
   plan_.launch(KernelFile::kIndex, kernel, arguments_, blocks_for(arguments_.count))
       .at(&IndexArguments::self, self_.location)
@@ -72,12 +92,13 @@ Status IndexedPoints::launch(const char* kernel, Location values) {
 }
 
 Status IndexedPoints::apply(Location values, int64_t key_dims, IndexApplyArguments apply) {
-  if (Status status = check(); !status.ok()) return status;
-  const bool of_parts = apply.combine != Combine::kSet && ir::is_complex(self_.dtype);
+  const bool combines = apply.combine != Combine::kSet, of_parts = combines && ir::is_complex(self_.dtype);
+  if (combines && !of_parts && !is_kernel_dtype(self_.dtype)) return unsupported("of these dtypes");
+  if (Status status = check(values); !status.ok()) return status;
   if (of_parts) {
     if (apply.combine != Combine::kSum) return unsupported("of complex numbers, but for sums");
     split_parts();
-    if (Status status = check(); !status.ok()) return status;
+    if (Status status = check(values); !status.ok()) return status;
   }
   count();
   apply.key_dims = key_dims;

@@ -33,7 +33,7 @@ class IndexedPoints {
   Status apply(Location values, int64_t key_dims, IndexApplyArguments apply);
 
  private:
-  Status check() const;
+  Status check(Location values) const;
   void split_parts();
   void count();
   Status launch(const char* kernel, Location values);
@@ -43,6 +43,7 @@ class IndexedPoints {
   const OpTensor self_;
   IndexArguments arguments_;
   Location locations_[kMaxIndices];
+  bool fits_ = true;  // Each index is along a dim of `self`, and varies along dims that points can have.
 };
 
 }  // namespace torch_remote::worker::cuda

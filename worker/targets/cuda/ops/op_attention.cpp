@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/ops/op_plans_generated.h"
@@ -80,6 +82,8 @@ class Attention {
     if (Status status = find(); !status.ok()) return status;
     const std::optional<OpTensor> out = node_.result(0), logsumexp = node_.result(1);
     if (!out) return unsupported("without a result");
+    if (!has_sizes(*out, call_.value_size) || !has_logsumexp(logsumexp))
+      return unsupported("into another size or dtype");
     add(&AttentionArguments::out, call_.out_strides, *out, true);
     if (logsumexp) add_logsumexp(*logsumexp);
     const int64_t rows = call_.batch * call_.heads * call_.shared * call_.queries;
@@ -101,10 +105,19 @@ class Attention {
                                   logsumexp = node_.tensor("logsumexp");
     if (!grad || !out || !logsumexp || grad->dtype != dtype_ || out->dtype != dtype_)
       return unsupported("of these dtypes");
+    if (!has_sizes(*grad, call_.value_size) || !has_sizes(*out, call_.value_size) || !has_logsumexp(logsumexp)) {
+      return unsupported("of sizes that do not go together");
+    }
     add(&AttentionArguments::grad, call_.grad_strides, *grad);
     add(&AttentionArguments::out, call_.out_strides, *out);
     add_logsumexp(*logsumexp);
     const std::optional<OpTensor> query = node_.result(0), key = node_.result(1), value = node_.result(2);
+    const auto is_gradient = [&](const std::optional<OpTensor>& made, std::string_view of) {
+      return !made || (made->dtype == dtype_ && made->sizes == node_.tensor(of)->sizes);
+    };
+    if (!is_gradient(query, "query") || !is_gradient(key, "key") || !is_gradient(value, "value")) {
+      return unsupported("into another size or dtype");
+    }
     if (query) add(&AttentionArguments::grad_query, call_.grad_query_strides, *query, true);
     if (key) add(&AttentionArguments::grad_key, call_.grad_key_strides, *key, true);
     if (value) add(&AttentionArguments::grad_value, call_.grad_value_strides, *value, true);
@@ -119,6 +132,15 @@ class Attention {
   }
 
  private:
+  // Whether the tensor has a row of this size for each query.
+  bool has_sizes(const OpTensor& tensor, int64_t size) const {
+    const std::vector<int64_t> sizes = {call_.batch, call_.heads * call_.shared, call_.queries, size};
+    return tensor.dtype == dtype_ && tensor.sizes == sizes;
+  }
+  bool has_logsumexp(const std::optional<OpTensor>& tensor) const {
+    const std::vector<int64_t> sizes = {call_.batch, call_.heads * call_.shared, call_.queries};
+    return !tensor || (ir::is_float(tensor->dtype) && tensor->sizes == sizes);
+  }
   // Adds an operand or result. Dims of size 1 are broadcast. If a row's elements are strided, a contiguous copy is
   // used.
   void add(u64 AttentionArguments::* member, i64* strides, const OpTensor& given, bool written = false) {
@@ -142,6 +164,11 @@ class Attention {
     if (!bias) return {};
     if (bias->dtype != DType::kBool && bias->dtype != dtype_) return unsupported("with a bias of another dtype");
     if (bias->sizes.size() > 4) return unsupported("with a bias of more than 4 dims");
+    const int64_t wanted[] = {call_.batch, call_.heads * call_.shared, call_.queries, call_.keys};
+    for (size_t d = 0; d < bias->sizes.size(); ++d) {
+      const int64_t size = bias->sizes[d];
+      if (size != 1 && size != wanted[4 - bias->sizes.size() + d]) return unsupported("with a bias of another size");
+    }
     call_.bias_is_mask = bias->dtype == DType::kBool ? 1 : 0;
     add(&AttentionArguments::bias, call_.bias_strides, *bias);
     return {};

@@ -28,6 +28,10 @@ Status add_rows(OpNode& node, PlanBuilder& plan, const OpTensor& grad, const OpT
                 const std::optional<OpTensor>& bags, const std::optional<OpTensor>& sizes) {
   const int64_t count = indices.count(), length = made.sizes[1];
   const auto scales = node.tensor("per_sample_weights");
+  const bool is_rows = grad.sizes.size() == 2 ? grad.sizes[1] == length
+                                              : !bags && grad.count() == count_of(std::vector<int64_t>{count, length});
+  if (!is_rows || !ir::is_float(made.dtype) || !has_count(scales, count))
+    return unsupported("of sizes that do not match");
   const OpTensor to = cleared(plan, made);
   if (count == 0 || length == 0) return {};
   OpTensor index = indices;
@@ -120,16 +124,20 @@ Status bag_plans::forward(OpNode& node, PlanBuilder& plan) {
                          .dtype = static_cast<i64>(weight->dtype),
                          .mode = static_cast<BagMode>(node.integer("mode"))};
   if (arguments.mode > BagMode::kMax || !ir::is_float(weight->dtype)) return unsupported("in this mode");
+  const bool fits = to->dtype == weight->dtype && to->sizes[1] == weight->sizes[1] &&
+                    offsets->count() >= arguments.bag_count && has_count(scales, indices->count());
+  if (!fits) return unsupported("of sizes that do not match");
   std::ranges::copy(weight->strides, arguments.weight_strides);
-  for (const auto* const one : {&bags, &sizes, &most}) {
-    if (*one) arguments.index_dtype = static_cast<i64>((*one)->dtype);
-  }
+  const DType index_dtype = bags ? bags->dtype : sizes ? sizes->dtype : most ? most->dtype : DType::kInt64;
+  if (index_dtype != DType::kInt64 && index_dtype != DType::kInt32) return unsupported("to indices of this dtype");
+  arguments.index_dtype = static_cast<i64>(index_dtype);
   const Location of_indices = plan.packed(*indices, DType::kInt64), of_offsets = plan.packed(*offsets, DType::kInt64);
   const Location of_scales = scales ? plan.packed(*scales, weight->dtype) : Location();
   // Results that have more elements than are written (an extra offset, unused maxima) are zero there.
   const auto output = [&](const std::optional<OpTensor>& made, int64_t written) {
     if (!made || made->count() == 0) return Location();
     const Location location = plan.output(*made);
+    node.require(made->dtype == index_dtype && made->count() >= written);
     if (made->count() != written) plan.zero(location, made->nbytes());
     return location;
   };
@@ -187,7 +195,8 @@ Status bag_plans::scales_backward(OpNode& node, PlanBuilder& plan) {
   const auto grad = node.tensor("grad"), weight = node.tensor("weight"), indices = node.tensor("indices"),
              offsets = node.tensor("offsets"), to = node.result(0);
   if (!grad || !weight || !indices || !offsets || !to || grad->sizes.size() != 2 || weight->sizes.size() != 2 ||
-      grad->dtype != weight->dtype || to->dtype != grad->dtype) {
+      grad->dtype != weight->dtype || !ir::is_float(grad->dtype) || grad->sizes[1] != weight->sizes[1] ||
+      !is_of(to, grad->dtype, indices->count())) {
     return unsupported("of other dims");
   }
   BagScaleArguments arguments{.rows = weight->sizes[0],
@@ -219,6 +228,7 @@ Status bag_plans::embedding_backward(OpNode& node, PlanBuilder& plan) {
   const OpTensor to = cleared(plan, *made);
   IndexedPoints points(plan, to);
   const size_t rank = index->sizes.size();
+  if (grad->sizes.size() != rank + 1) return unsupported("of other dims");
   for (size_t d = 0; d < rank; ++d) points.add_dim(index->sizes[d], 0, grad->strides[d]);
   points.add_dim(to.sizes[1], to.strides[1], grad->strides[rank]);
   points.add_index(*index, 0, 0, rank);
@@ -230,6 +240,7 @@ Status bag_plans::embedding_renorm(OpNode& node, PlanBuilder& plan) {
   const auto self = node.tensor("self"), indices = node.tensor("indices");
   if (!self || !indices || self->sizes.size() != 2 || !ir::is_float(self->dtype)) return unsupported("of other dims");
   const auto made = node.result(0);
+  if (made && (made->sizes != self->sizes || made->dtype != self->dtype)) return unsupported("into another tensor");
   if (made && (made->location.buffer != self->location.buffer || made->location.offset != self->location.offset)) {
     plan.copy(*self, *made);
   }

@@ -178,11 +178,13 @@ Status choose(OpNode& node, PlanBuilder& plan, std::string_view condition, std::
   return {};
 }
 
-// The product along a dim, or the cumulative product.
-Status product_along(OpNode& node, PlanBuilder& plan, const char* kernel, const OuterLengthInner& dims, int64_t grid) {
+// The product along a dim, or the cumulative product. `count`: elements of the result.
+Status product_along(OpNode& node, PlanBuilder& plan, const char* kernel, const OuterLengthInner& dims, int64_t grid,
+                     int64_t count) {
   const auto self = node.tensor("self"), to = node.result(0);
   const bool known = to && (to->dtype == DType::kComplex64 || to->dtype == DType::kComplex128);
   if (!self || !known) return unsupported("of these dtypes");
+  if (to->count() != count) return unsupported("into another size");
   const auto part = static_cast<i64>(part_of(to->dtype));
   plan.launch(KernelFile::kComplex, kernel,
               ScanArguments{
@@ -298,7 +300,7 @@ Status complex_plans::logical_xor(OpNode& node, PlanBuilder& plan) {
 // Makes complex numbers from absolute values and angles, or from parts.
 Status complex_plans::polar(OpNode& node, PlanBuilder& plan) {
   const auto size = node.tensor("abs"), to = node.result(0);
-  if (!size || !to) return unsupported("without a result");
+  if (!size || !to || !ir::is_complex(to->dtype)) return unsupported("without a result");
   const DType part = part_of(to->dtype);
   const auto a = expand_to(node, plan, "abs", part, *to), b = expand_to(node, plan, "angle", part, *to);
   if (!a || !b) return unsupported("of numbers");
@@ -316,7 +318,7 @@ Status complex_plans::polar(OpNode& node, PlanBuilder& plan) {
 
 Status complex_plans::of_parts(OpNode& node, PlanBuilder& plan) {
   const auto real = node.tensor("real"), imaginary = node.tensor("imag"), to = node.result(0);
-  if (!real || !imaginary || !to) return unsupported("of numbers");
+  if (!real || !imaginary || !to || !ir::is_complex(to->dtype)) return unsupported("of numbers");
   OpTensor parts = parts_of(*to);
   parts.sizes.pop_back();
   parts.strides.pop_back();
@@ -331,7 +333,7 @@ Status complex_plans::cross(OpNode& node, PlanBuilder& plan) {
   const auto self = node.tensor("self"), other = node.tensor("other"), to = node.result(0);
   const bool known = to && (to->dtype == DType::kComplex64 || to->dtype == DType::kComplex128);
   if (!self || !other || !known || to->sizes.empty()) return unsupported("of these dtypes");
-  const size_t dim = wrap_dim(node.integer("dim", -1), to->sizes.size());
+  const size_t dim = node.dim(node.integer("dim", -1), to->sizes.size());
   if (to->sizes[dim] != 3) return unsupported("along such a dim");
   const auto side = [&](const OpTensor& from, int64_t by) {
     return broadcast_and_roll(plan, from, *to, to->dtype, dim, by).location;
@@ -364,14 +366,15 @@ Status complex_plans::product(OpNode& node, PlanBuilder& plan) {
   if (!self) return unsupported("of a number");
   const OuterLengthInner dims =
       node.has("dim") ? split(self->sizes, node.integer("dim")) : OuterLengthInner{1, self->count(), 1};
-  return product_along(node, plan, "complex_product", dims, std::min<int64_t>(dims.outer * dims.inner, 1 << 16));
+  const int64_t lines = dims.outer * dims.inner;
+  return product_along(node, plan, "complex_product", dims, std::min<int64_t>(lines, 1 << 16), lines);
 }
 
 Status complex_plans::running_product(OpNode& node, PlanBuilder& plan) {
   const auto self = node.tensor("self");
   if (!self) return unsupported("of a number");
   const OuterLengthInner dims = split(self->sizes, node.integer("dim"));
-  return product_along(node, plan, "complex_running_product", dims, blocks_for(dims.outer * dims.inner));
+  return product_along(node, plan, "complex_running_product", dims, blocks_for(dims.outer * dims.inner), self->count());
 }
 
 Status complex_plans::fill(OpNode& node, PlanBuilder& plan) {

@@ -19,10 +19,13 @@ Status range(PlanBuilder& plan, const RangeArguments& range, const OpTensor& to)
   return {};
 }
 
+// Whether the ends that are tensors have one element each.
+bool has_single_ends(OpNode& node) { return has_count(node.tensor("start"), 1) && has_count(node.tensor("end"), 1); }
+
 // Start and end may be tensors without dims.
 Status fill_linspace(OpNode& node, PlanBuilder& plan, bool raises) {
   const std::optional<OpTensor> to = node.result(0);
-  if (!to) return unsupported("without a result");
+  if (!to || !has_single_ends(node) || !is_kernel_dtype(to->dtype)) return unsupported("without a result");
   const auto number = [&](std::string_view name) {
     if (node.tensor(name)) return 0.0;
     return ir::is_float(to->dtype) ? node.number(name) : static_cast<double>(node.integer(name));
@@ -48,6 +51,7 @@ Status fill_linspace(OpNode& node, PlanBuilder& plan, bool raises) {
 
 // Complex numbers are filled part by part.
 Status fill_between_complex(OpNode& node, PlanBuilder& plan, const OpTensor& to) {
+  if (!has_single_ends(node)) return unsupported("between tensors with dims");
   const auto location = [&](std::string_view name) {
     std::optional<OpTensor> end = node.tensor(name);
     if (!end) end = complex_number(node, plan, name, DType::kComplex128);
@@ -96,7 +100,7 @@ std::pair<int64_t, int64_t> slice_of(OpNode& node, int64_t size, int64_t step) {
     return std::clamp<int64_t>(given < 0 ? given + size : given, 0, size);
   };
   const int64_t begin = position("start", 0), end = std::max(position("end", size), begin);
-  return {begin, (end - begin + step - 1) / step};
+  return {begin, end == begin ? 0 : (end - begin - 1) / step + 1};
 }
 
 // Copies `self`, or zeros, and replaces a part with `source`.
@@ -104,7 +108,8 @@ Status replace(OpNode& node, PlanBuilder& plan, std::string_view source, bool sl
   const std::optional<OpTensor> from = node.tensor(source), self = node.tensor("self");
   const std::optional<OpTensor> to = packed_result(node, plan);
   if (!from || !to || to->sizes.empty()) return unsupported("without a result");
-  const size_t dim = wrap_dim(node.integer("dim"), to->sizes.size());
+  const size_t dim = node.dim(node.integer("dim"), to->sizes.size());
+  if (from->sizes.size() + (slices ? 0 : 1) != to->sizes.size()) return unsupported("of other dims");
   if (self) {
     plan.copy(*self, *to);
   } else {
@@ -113,6 +118,7 @@ Status replace(OpNode& node, PlanBuilder& plan, std::string_view source, bool sl
   const int64_t size = to->sizes[dim];
   if (slices) {
     const int64_t step = node.integer("step", 1);
+    if (step < 1) return unsupported("with such a step");
     const auto [begin, count] = slice_of(node, size, step);
     plan.copy(*from, slice(*to, dim, begin, count, step));
     return {};
@@ -139,7 +145,9 @@ void roll_dims(PlanBuilder& plan, const OpTensor& from, const OpTensor& to,
 
 Status triangle(OpNode& node, PlanBuilder& plan, bool upper) {
   const std::optional<OpTensor> self = node.tensor("self"), to = node.result(0);
-  if (!self || !to || self->sizes.size() < 2) return unsupported("of no matrix");
+  if (!self || !to || self->sizes.size() < 2 || to->sizes != self->sizes || to->dtype != self->dtype) {
+    return unsupported("of no matrix");
+  }
   const Location in = plan.packed(*self);
   plan.launch(KernelFile::kFill, "triangle",
               TriangleArguments{.count = self->count(),
@@ -172,8 +180,9 @@ OpTensor diagonal_of(const OpTensor& tensor, int64_t offset) {
 }
 
 // Moves these two dims to the end.
-OpTensor with_matrices(const OpTensor& tensor, int64_t first, int64_t second) {
-  const size_t rank = tensor.sizes.size(), rows = wrap_dim(first, rank), columns = wrap_dim(second, rank);
+OpTensor with_matrices(OpNode& node, const OpTensor& tensor, int64_t first, int64_t second) {
+  const size_t rank = tensor.sizes.size(), rows = node.dim(first, rank), columns = node.dim(second, rank);
+  node.require(rows != columns);
   OpTensor made = tensor;
   made.sizes.clear();
   made.strides.clear();
@@ -207,7 +216,7 @@ Status replace_diagonal(OpNode& node, PlanBuilder& plan, std::string_view source
   } else {
     plan.zero(to->location, to->nbytes());
   }
-  const OpTensor matrices = with_matrices(*to, node.integer("dim1", 0), node.integer("dim2", 1));
+  const OpTensor matrices = with_matrices(node, *to, node.integer("dim1", 0), node.integer("dim2", 1));
   plan.copy(*from, diagonal_of(matrices, node.integer("offset")));
   return {};
 }
@@ -215,8 +224,11 @@ Status replace_diagonal(OpNode& node, PlanBuilder& plan, std::string_view source
 // Row and column indices of a triangle's elements, row by row.
 Status triangle_indices(OpNode& node, PlanBuilder& plan, bool upper) {
   const std::optional<OpTensor> to = node.result(0);
-  if (!to || to->sizes.size() != 2) return unsupported("without a result");
-  const int64_t rows = node.integer("row"), columns = node.integer("col"), offset = node.integer("offset");
+  if (!to || to->sizes.size() != 2 || to->sizes[0] != 2) return unsupported("without a result");
+  constexpr int64_t kMost = int64_t{1} << 31;  // Rows, columns and elements.
+  const int64_t rows = node.integer("row"), columns = node.integer("col"),
+                offset = std::clamp(node.integer("offset"), -kMost, kMost);
+  if (rows < 0 || columns < 0 || std::max({rows, columns, to->sizes[1]}) >= kMost) return unsupported("of such sizes");
   const OpTensor wide = plan.scratch_tensor(DType::kInt64, to->sizes);
   plan.upload({wide.location, [=, count = to->sizes[1]](std::span<const int64_t>) {
                  std::vector<std::byte> bytes(static_cast<size_t>(count) * 16);
@@ -224,7 +236,7 @@ Status triangle_indices(OpNode& node, PlanBuilder& plan, bool upper) {
                  const auto put = [&](int64_t at, int64_t x) {
                    std::memcpy(bytes.data() + 8 * static_cast<size_t>(at), &x, 8);
                  };
-                 for (int64_t row = 0; row < rows; ++row) {
+                 for (int64_t row = 0; row < rows && made < count; ++row) {
                    const int64_t first = upper ? std::clamp<int64_t>(row + offset, 0, columns) : 0;
                    const int64_t last = upper ? columns : std::clamp<int64_t>(row + offset + 1, 0, columns);
                    for (int64_t column = first; column < last && made < count; ++column, ++made) {
@@ -265,7 +277,7 @@ Status fill_plans::cat(OpNode& node, PlanBuilder& plan) {
   std::vector<OpTensor> tensors;
   const std::optional<OpTensor> to = packed_result(node, plan);
   if (!to || to->sizes.empty() || !find_tensors(node, &tensors)) return unsupported("without a list");
-  const size_t dim = wrap_dim(node.integer("dim"), to->sizes.size());
+  const size_t dim = node.dim(node.integer("dim"), to->sizes.size());
   int64_t begin = 0;
   for (const OpTensor& tensor : tensors) {
     if (tensor.sizes.size() != to->sizes.size()) continue;  // A legacy empty tensor of one dim, which cat skips.
@@ -279,10 +291,11 @@ Status fill_plans::cat(OpNode& node, PlanBuilder& plan) {
 Status fill_plans::stack(OpNode& node, PlanBuilder& plan) {
   std::vector<OpTensor> tensors;
   const std::optional<OpTensor> to = packed_result(node, plan);
-  if (!to || !find_tensors(node, &tensors)) return unsupported("without a list");
-  const size_t dim = wrap_dim(node.integer("dim"), to->sizes.size());
+  if (!to || to->sizes.empty() || !find_tensors(node, &tensors)) return unsupported("without a list");
+  const size_t dim = node.dim(node.integer("dim"), to->sizes.size());
   int64_t begin = 0;
   for (OpTensor& tensor : tensors) {
+    if (tensor.sizes.size() + 1 != to->sizes.size()) return unsupported("of other dims");
     tensor.sizes.insert(tensor.sizes.begin() + static_cast<std::ptrdiff_t>(dim), 1);
     tensor.strides.insert(tensor.strides.begin() + static_cast<std::ptrdiff_t>(dim), 0);
     plan.copy(tensor, slice(*to, dim, begin++, 1));
@@ -300,7 +313,9 @@ Status fill_plans::select_scatter(OpNode& node, PlanBuilder& plan) { return repl
 Status fill_plans::pad(OpNode& node, PlanBuilder& plan) {
   const std::optional<OpTensor> self = node.tensor("self"), to = packed_result(node, plan);
   const std::vector<int64_t> pads = node.integers("pad");
-  if (!self || !to || self->sizes.size() != to->sizes.size()) return unsupported("without a result");
+  if (!self || !to || self->sizes.size() != to->sizes.size() || pads.size() / 2 > self->sizes.size()) {
+    return unsupported("without a result");
+  }
   if (ir::is_complex(to->dtype)) {
     const std::optional<OpTensor> value = complex_number(node, plan, "value", to->dtype);
     if (!value) return unsupported("without a number");
@@ -327,11 +342,12 @@ Status fill_plans::pad(OpNode& node, PlanBuilder& plan) {
 Status fill_plans::flip(OpNode& node, PlanBuilder& plan) {
   const std::optional<OpTensor> self = node.tensor("self"), to = packed_result(node, plan);
   if (!self || !to || self->sizes.size() > kMaxDims) return unsupported("of so many dims");
+  if (to->sizes != self->sizes || to->dtype != self->dtype) return unsupported("into another size or dtype");
   OpTensor from = *self;
   if (from.count() == 0) return {};
   for (const int64_t given : node.integers("dims")) {
     if (from.sizes.empty()) break;
-    const size_t dim = wrap_dim(given, from.sizes.size());
+    const size_t dim = node.dim(given, from.sizes.size());
     from.location.offset +=
         static_cast<uint64_t>((from.sizes[dim] - 1) * from.strides[dim]) * ir::item_size(from.dtype);
     from.strides[dim] = -from.strides[dim];
@@ -364,11 +380,13 @@ Status fill_plans::roll(OpNode& node, PlanBuilder& plan) {
   } else if (self->sizes.empty() || dims.size() > 3) {
     return unsupported("of so many dims");
   }
+  if (self->sizes != to->sizes) return unsupported("into another size");
   for (size_t i = 0; i < dims.size() && i < shifts.size(); ++i) {
-    const size_t dim = wrap_dim(dims[i], self->sizes.size());
+    const size_t dim = node.dim(dims[i], self->sizes.size());
     const auto same = std::ranges::find(pairs, dim, &std::pair<size_t, int64_t>::first);
     if (same != pairs.end()) {
-      same->second += shifts[i];
+      const int64_t size = std::max<int64_t>(self->sizes[dim], 1);
+      same->second = same->second % size + shifts[i] % size;
     } else {
       pairs.emplace_back(dim, shifts[i]);
     }
@@ -424,7 +442,7 @@ Status fill_plans::embed_diagonal(OpNode& node, PlanBuilder& plan) {
   const std::optional<OpTensor> self = node.tensor("self"), to = packed_result(node, plan);
   if (!self || !to || to->sizes.size() < 2) return unsupported("without a result");
   plan.zero(to->location, to->nbytes());
-  plan.copy(*self, diagonal_of(with_matrices(*to, node.integer("dim1", -2), node.integer("dim2", -1)),
+  plan.copy(*self, diagonal_of(with_matrices(node, *to, node.integer("dim1", -2), node.integer("dim2", -1)),
                                node.integer("offset")));
   return {};
 }
@@ -437,8 +455,9 @@ Status fill_plans::diagonal_backward(OpNode& node, PlanBuilder& plan) {
 Status fill_plans::copy_diagonal(OpNode& node, PlanBuilder& plan) {
   const std::optional<OpTensor> self = node.tensor("self"), to = packed_result(node, plan);
   if (!self || !to || self->sizes.size() < 2) return unsupported("without a result");
-  plan.copy(diagonal_of(with_matrices(*self, node.integer("dim1", 0), node.integer("dim2", 1)), node.integer("offset")),
-            *to);
+  plan.copy(
+      diagonal_of(with_matrices(node, *self, node.integer("dim1", 0), node.integer("dim2", 1)), node.integer("offset")),
+      *to);
   return {};
 }
 
@@ -451,18 +470,24 @@ Status fill_plans::unfold_backward(OpNode& node, PlanBuilder& plan) {
   if (!grad || !to || grad->dtype != to->dtype || grad->sizes.empty()) return unsupported("without a result");
   if (to->dtype == DType::kBool) return unsupported("of bools");
   const bool is_complex = ir::is_complex(to->dtype);
+  const int64_t size = node.integer("size"), step = node.integer("step");
+  const size_t dim = to->sizes.empty() ? 0 : node.dim(node.integer("dim"), to->sizes.size());
+  bool fits = size > 0 && step > 0 && (is_complex || is_kernel_dtype(to->dtype)) && grad->sizes.back() == size &&
+              grad->sizes.size() == to->sizes.size() + 1;
+  for (size_t d = 0; fits && d < to->sizes.size(); ++d) fits = d == dim || grad->sizes[d] == to->sizes[d];
+  if (!fits) return unsupported("of sizes that do not match");
   UnfoldBackwardArguments arguments{.count = to->count() * (is_complex ? 2 : 1),
                                     .length = 1,
                                     .inner = 1,
                                     .windows = 1,
-                                    .size = node.integer("size"),
-                                    .step = node.integer("step"),
+                                    .size = size,
+                                    .step = step,
                                     .dtype = static_cast<i64>(part_of(to->dtype))};
   if (!to->sizes.empty()) {
-    const OuterLengthInner dims = split(to->sizes, node.integer("dim"));
+    const OuterLengthInner dims = split(to->sizes, static_cast<int64_t>(dim));
     arguments.length = dims.length;
     arguments.inner = dims.inner;
-    arguments.windows = grad->sizes[wrap_dim(node.integer("dim"), to->sizes.size())];
+    arguments.windows = grad->sizes[dim];
   }
   OpTensor from = *grad;
   if (is_complex) {  // The two parts become the last of the inner dims.

@@ -31,6 +31,10 @@ Status read(OpNode& node, const OpTensor& in, const OpTensor& grid, const OpTens
   if (rank < 4 || rank > 5 || grid.sizes.size() != rank || out.sizes.size() != rank)
     return unsupported("of other dims");
   if (!ir::is_float(in.dtype) || grid.dtype != in.dtype || out.dtype != in.dtype) return unsupported("of two dtypes");
+  bool fits = out.sizes[0] == in.sizes[0] && out.sizes[1] == in.sizes[1] && grid.sizes[0] == in.sizes[0] &&
+              grid.sizes.back() == static_cast<int64_t>(space);
+  for (size_t d = 0; d < space; ++d) fits = fits && grid.sizes[1 + d] == out.sizes[2 + d];
+  if (!fits) return unsupported("of sizes that do not match");
   f->space = static_cast<i64>(space);
   f->in = view_of(in, space, f->in_sizes);
   f->out = view_of(out, space, f->out_sizes);
@@ -105,6 +109,7 @@ Status grid_plans::backward(OpNode& node, PlanBuilder& plan) {
     if (Status status = spread(plan, f, *grid, *grad, *to_image); !status.ok()) return status;
   }
   if (!to_grid) return {};
+  if (to_grid->sizes != grid->sizes || to_grid->dtype != grid->dtype) return unsupported("into another grid");
   plan.launch(KernelFile::kGrid, "grid_backward", f,
               blocks_for(f.batch * f.out_sizes[0] * f.out_sizes[1] * f.out_sizes[2]))
       .at_word([](const GridArguments& words) { return &words.in.address; }, in->location)

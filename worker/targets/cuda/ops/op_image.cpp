@@ -1,6 +1,9 @@
 #include <algorithm>
 #include <array>
+#include <span>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/kernels/image_arguments.h"
@@ -46,6 +49,9 @@ bool read_image(const OpTensor& tensor, int space, Image* image) {
   return true;
 }
 
+// Lists of windows have numbers below this, so that no product with a size overflows.
+constexpr int64_t kMaxNumber = int64_t{1} << 31;
+
 // Reads a list argument into the last `space` entries. An empty argument leaves the defaults.
 bool read_list(OpNode& node, std::string_view name, int space, i64* list) {
   std::vector<int64_t> given = node.integers(name);
@@ -54,7 +60,11 @@ bool read_list(OpNode& node, std::string_view name, int space, i64* list) {
   if (given.empty()) return true;
   if (given.size() != dims) return false;
   std::ranges::copy(given, list + (kSpace - space));
-  return true;
+  return std::ranges::all_of(given, [](int64_t number) { return number > -kMaxNumber && number < kMaxNumber; });
+}
+
+bool all_positive(std::span<const i64> numbers) {
+  return std::ranges::all_of(numbers, [](i64 number) { return number > 0; });
 }
 
 // --- pooling ---------------------------------------------------------------------------------------------------------
@@ -82,8 +92,13 @@ Status pool(OpNode& node, PlanBuilder& plan, Pool how, bool adaptive, bool backw
                           .dtype = static_cast<i64>(small->dtype)};
   std::ranges::copy(of_large.sizes, arguments.large_sizes);
   std::ranges::copy(of_small.sizes, arguments.small_sizes);
+  bool fits = of_small.batch == of_large.batch && of_small.channels == of_large.channels;
+  for (const i64 size : of_large.sizes) fits = fits && size < kMaxNumber;
+  for (const i64 size : of_small.sizes) fits = fits && size < kMaxNumber;
+  if (!fits) return unsupported("of sizes that do not match");
   if (most && positions) {
     if (!read_image(*positions, space, &of_places)) return unsupported("of such dims");
+    if (positions->dtype != DType::kInt64 || positions->sizes != small->sizes) return unsupported("with such indices");
     arguments.positions = of_places.view;
   }
   if (!adaptive) {
@@ -93,6 +108,9 @@ Status pool(OpNode& node, PlanBuilder& plan, Pool how, bool adaptive, bool backw
            read_list(node, "padding", space, arguments.padding) &&
            read_list(node, "dilation", space, arguments.dilation);
     if (!good) return unsupported("with lists of another length than the dims");
+    if (!all_positive(arguments.kernel) || !all_positive(arguments.stride) || !all_positive(arguments.dilation)) {
+      return unsupported("with such windows");
+    }
     arguments.counts_padding = node.flag("count_include_pad") ? 1 : 0;
     arguments.divisor = node.integer("divisor_override");
   }
@@ -113,6 +131,10 @@ Status resample_floats(OpNode& node, PlanBuilder& plan, ResampleArguments argume
   const int space = space_of(node);
   Image of_in, of_out;
   if (!read_image(in, space, &of_in) || !read_image(out, space, &of_out)) return unsupported("of such dims");
+  if (of_in.batch != of_out.batch || of_in.channels != of_out.channels || !all_positive(of_in.sizes)) {
+    return unsupported("of sizes that do not match");
+  }
+  if (!is_kernel_dtype(in.dtype)) return unsupported("of these dtypes");
   arguments.in = of_in.view;
   arguments.out = of_out.view;
   arguments.batch = of_in.batch;
@@ -219,6 +241,7 @@ Status shuffle_pixels(OpNode& node, PlanBuilder& plan, bool into_space) {
   const auto self = node.tensor("self"), result = node.result(0);
   const int64_t factor = node.integer(into_space ? "upscale_factor" : "downscale_factor");
   if (!self || !result || self->sizes.size() < 3 || factor < 1) return unsupported("of such dims");
+  if (result->sizes.size() != self->sizes.size() || factor >= kMaxNumber) return unsupported("of such dims");
   const OpTensor &deep = into_space ? *self : *result, &wide = into_space ? *result : *self;
   const size_t rank = wide.sizes.size(), c = rank - 3;
   Dims of_deep, of_wide;
@@ -240,6 +263,7 @@ Status shuffle_pixels(OpNode& node, PlanBuilder& plan, bool into_space) {
 }
 
 constexpr size_t kWindowDims = 2;
+constexpr int64_t kMaxTaps = 1 << 16;  // Positions in a window at most.
 struct WindowLists {
   std::vector<int64_t> kernel, dilation, padding, stride;
 };
@@ -251,8 +275,12 @@ bool read_windows(OpNode& node, WindowLists* lists) {
     *list = node.integers(name);
     if (list->size() == 1) list->resize(kWindowDims, (*list)[0]);
     if (list->size() != kWindowDims) return false;
+    const int64_t least = list == &lists->padding ? 0 : 1;
+    for (const int64_t number : *list) {
+      if (number < least || number >= kMaxNumber) return false;
+    }
   }
-  return true;
+  return lists->kernel[0] * lists->kernel[1] <= kMaxTaps;
 }
 int64_t count_windows(const WindowLists& lists, size_t d, int64_t size) {
   return (size + 2 * lists.padding[d] - lists.dilation[d] * (lists.kernel[d] - 1) - 1) / lists.stride[d] + 1;
@@ -263,6 +291,7 @@ Status fold_floats(PlanBuilder& plan, const WindowLists& lists, const OpTensor& 
   FoldArguments arguments{.dtype = static_cast<i64>(to.dtype)};
   Image image;
   const size_t rank = columns.sizes.size();
+  if (!is_kernel_dtype(to.dtype)) return unsupported("of these dtypes");
   if (!read_image(to, kWindowDims, &image) || rank + 1 != to.sizes.size()) return unsupported("of such dims");
   arguments.image = image.view;
   arguments.batch = image.batch;
@@ -272,6 +301,11 @@ Status fold_floats(PlanBuilder& plan, const WindowLists& lists, const OpTensor& 
   arguments.column_strides[1] = columns.strides[rank - 2];
   arguments.column_strides[2] = columns.strides[rank - 1];
   for (size_t d = 0; d < kWindowDims; ++d) arguments.windows[d] = count_windows(lists, d, image.sizes[d + 1]);
+  const int64_t taps = lists.kernel[0] * lists.kernel[1];
+  const bool fits = all_positive(arguments.windows) && image.batch == (rank == 3 ? columns.sizes[0] : 1) &&
+                    columns.sizes[rank - 2] == count_of(std::vector<int64_t>{image.channels, taps}) &&
+                    columns.sizes[rank - 1] == count_of(arguments.windows);
+  if (!fits) return unsupported("of sizes that do not match");
   std::ranges::copy(lists.kernel, arguments.kernel);
   std::ranges::copy(lists.stride, arguments.stride);
   std::ranges::copy(lists.padding, arguments.padding);
@@ -347,7 +381,10 @@ Status image_plans::pixels_into_channels(OpNode& node, PlanBuilder& plan) { retu
 Status image_plans::shuffle_channels(OpNode& node, PlanBuilder& plan) {
   const auto self = node.tensor("self"), result = node.result(0);
   const int64_t groups = node.integer("groups");
-  if (!self || !result || self->sizes.size() < 3 || groups < 1) return unsupported("of such dims");
+  if (!self || !result || self->sizes.size() < 3 || groups < 1 || result->sizes.size() != self->sizes.size()) {
+    return unsupported("of such dims");
+  }
+  if (self->sizes[1] % groups != 0) return unsupported("of channels that groups do not divide");
   Dims from, to;
   const int64_t each = self->sizes[1] / groups;
   from.add(self->sizes[0], self->strides[0]);
@@ -384,6 +421,7 @@ Status image_plans::im2col(OpNode& node, PlanBuilder& plan) {
     const int64_t size = self->sizes[c + 1 + d];
     windows[d] = count_windows(lists, d, size);
   }
+  if (!all_positive(windows)) return unsupported("without windows");
   const int64_t columns = windows[0] * windows[1];
   for (int64_t tap = 0; tap < kernel[0] * kernel[1]; ++tap) {
     const int64_t at[kWindowDims] = {tap / kernel[1], tap % kernel[1]};

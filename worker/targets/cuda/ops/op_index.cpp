@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "ir/ops/op_table_generated.h"
 #include "worker/targets/cuda/kernels/arguments.h"
@@ -30,7 +32,7 @@ std::optional<OpTensor> target_of(OpNode& node, PlanBuilder& plan, const OpTenso
   return to ? to : self;
 }
 
-int64_t stride_at(const OpTensor& tensor, size_t dim) { return tensor.sizes.empty() ? 0 : tensor.strides[dim]; }
+int64_t stride_at(const OpTensor& tensor, size_t dim) { return dim < tensor.strides.size() ? tensor.strides[dim] : 0; }
 
 // Adds the dims of an index that has the sizes of the values. `self` may have another size along `dim`.
 void add_dims(IndexedPoints& points, const OpTensor& index, const OpTensor& self, const OpTensor* values, int64_t dim) {
@@ -89,7 +91,9 @@ Status scatter(OpNode& node, PlanBuilder& plan, IndexApplyArguments apply) {
 // Writes maxima to their positions in a plane of zeros. If several have the same position, the last one wins.
 Status max_unpool(OpNode& node, PlanBuilder& plan, size_t space) {
   const std::optional<OpTensor> self = node.tensor("self"), index = node.tensor("indices"), to = node.result(0);
-  if (!self || !index || !to || self->sizes.size() < space) return unsupported("without indices");
+  if (!self || !index || !to || self->sizes.size() < space || to->sizes.size() != self->sizes.size()) {
+    return unsupported("without indices");
+  }
   const size_t rank = self->sizes.size(), lead = rank - space;
   OpTensor planes = *to;
   planes.location = plan.output(*to);
@@ -157,7 +161,7 @@ struct Indexed {
 
 bool find_indexed(OpNode& node, const OpTensor& self, Indexed* indexed) {
   const ir::Arg* const list = node.argument("indices");
-  if (list == nullptr || list->tag != ir::ArgTag::kList) return false;
+  if (list == nullptr || list->tag != ir::ArgTag::kList || list->items.size() > self.sizes.size()) return false;
   for (size_t d = 0; d < list->items.size(); ++d) {
     if (list->items[d].tag != ir::ArgTag::kView) continue;
     OpTensor index = node.tensor_of(list->items[d].a);
@@ -213,7 +217,10 @@ void add_dims(IndexedPoints& points, const Indexed& indexed, const OpTensor& sel
 Status write_masked(OpNode& node, PlanBuilder& plan, const OpTensor& to, const OpTensor& mask, size_t first,
                     const OpTensor& values) {
   const size_t rank = to.sizes.size(), covered = mask.sizes.size();
-  if (rank > kMaxDims || covered == 0 || covered > rank) return unsupported("of so many dims");
+  if (rank > kMaxDims || covered == 0 || first > rank || covered > rank - first) return unsupported("of so many dims");
+  if (!std::ranges::equal(mask.sizes, std::span(to.sizes).subspan(first, covered))) {
+    return unsupported("a mask of other sizes");
+  }
   IndexMaskedArguments write;
   IndexArguments& index = write.index;
   index.count = to.count();
@@ -221,7 +228,7 @@ Status write_masked(OpNode& node, PlanBuilder& plan, const OpTensor& to, const O
   index.item = ir::item_size(to.dtype);
   write.dtype = static_cast<i64>(to.dtype);
   write.adds = node.flag("accumulate") ? 1 : 0;
-  if (write.adds != 0 && ir::is_complex(to.dtype)) return unsupported("sums of complex numbers where a mask says");
+  if (write.adds != 0 && !is_kernel_dtype(to.dtype)) return unsupported("sums of these dtypes where a mask says");
   // The values have the sizes of x[mask]: one dim replaces those that the mask covers.
   const size_t result_rank = rank - covered + 1;
   if (values.sizes.size() > result_rank) return unsupported("values of more dims");
@@ -256,6 +263,11 @@ Status write_masked(OpNode& node, PlanBuilder& plan, const OpTensor& to, const O
         .at(&ScanArguments::out, numbers);
     plan.add_operand(kMaskedCount);
   }
+  // The values of the masked points are one more dim.
+  std::vector<int64_t> sizes = to.sizes, strides(index.value_strides, index.value_strides + rank);
+  sizes.push_back(each ? index.bounds[1] : 1);
+  strides.push_back(index.steps[1]);
+  if (!plan.is_inside(values.location, index.item, sizes, strides)) return unsupported("values of other sizes");
   plan.launch(KernelFile::kIndex, "index_write_masked", write, blocks_for(index.count))
       .at_word([](const IndexMaskedArguments& words) { return &words.index.self; }, to.location)
       .at_word([](const IndexMaskedArguments& words) { return &words.index.values; }, values.location)
@@ -295,7 +307,7 @@ Status index_plans::take(OpNode& node, PlanBuilder& plan) {
   flat.sizes = {self->count()};
   flat.strides = {1};
   IndexedPoints points(plan, flat);
-  for (size_t d = 0; d < index->sizes.size(); ++d) points.add_dim(index->sizes[d], 0, to->strides[d]);
+  for (size_t d = 0; d < index->sizes.size(); ++d) points.add_dim(index->sizes[d], 0, stride_at(*to, d));
   points.add_index(*index, 0, 0, index->sizes.size());
   points.wrap();
   return points.read(to->location);
@@ -387,6 +399,7 @@ Status index_plans::index(OpNode& node, PlanBuilder& plan) {
   const std::optional<OpTensor> self = node.tensor("self"), to = node.result(0);
   Indexed indexed;
   if (!self || !to || !find_indexed(node, *self, &indexed)) return unsupported("indices that are no integers");
+  if (to->sizes.size() != indexed.common.size() + indexed.left.size()) return unsupported("of other dims");
   IndexedPoints points(plan, *self);
   add_dims(points, indexed, *self, to->strides, false);
   points.wrap();
@@ -405,6 +418,7 @@ Status index_plans::index_put(OpNode& node, PlanBuilder& plan) {
   Indexed indexed;
   if (!find_indexed(node, *self, &indexed)) return unsupported("indices that are no integers");
   const std::optional<OpTensor> to = target_of(node, plan, *self);
+  if (to->sizes.size() != self->sizes.size()) return unsupported("of other dims");
   const OpTensor values = plan.without_overlap(*given, *to);
   const size_t rank = indexed.common.size() + indexed.left.size();
   std::vector<int64_t> strides(rank);
@@ -429,18 +443,20 @@ Status index_plans::nll_loss(OpNode& node, PlanBuilder& plan) {
   if (self->sizes.size() > 2 && !pixels) return unsupported("of other dims");
   const std::optional<OpTensor> weight = node.tensor("weight");
   const bool one = self->sizes.size() == 1;
+  const int64_t count = self->sizes[pixels ? 1 : self->sizes.size() - 1], reduction = node.integer("reduction");
+  const int64_t rows = one ? 1 : pixels ? self->sizes[0] * self->sizes[2] * self->sizes[3] : self->sizes[0];
+  const bool fits = ir::is_float(self->dtype) && target->count() == rows && has_count(weight, count) &&
+                    is_of(to, self->dtype, reduction == 0 ? rows : 1) && is_of(total, self->dtype, 1);
+  if (!fits) return unsupported("of sizes that do not match");
   const Location classes = plan.packed(*target, DType::kInt64);
-  const int64_t count = self->sizes[pixels ? 1 : self->sizes.size() - 1];
-  const NllLossArguments loss{.rows = one      ? 1
-                                      : pixels ? target->count()
-                                               : self->sizes[0],
+  const NllLossArguments loss{.rows = rows,
                               .classes = count,
                               .row_stride = one      ? 0
                                             : pixels ? count
                                                      : self->strides[0],
                               .class_stride = pixels ? 1 : self->strides.back(),
                               .dtype = static_cast<i64>(self->dtype),
-                              .reduction = node.integer("reduction"),
+                              .reduction = reduction,
                               .ignored = node.integer("ignore_index", -100)};
   const Location weights = weight ? plan.packed(*weight, self->dtype) : Location{};
   const Location in = pixels ? plan.packed(with_classes_last(*self)) : self->location;
@@ -463,12 +479,16 @@ Status index_plans::nll_loss_backward(OpNode& node, PlanBuilder& plan) {
   if (to->sizes.size() > 2 && !pixels) return unsupported("of other dims");
   OpTensor made = with_classes_last(*to), rows = plan.packed_tensor(*target, DType::kInt64),
            grads = plan.packed_tensor(*grad, grad->dtype);
+  const int64_t reduction = node.integer("reduction");
+  if (to->count() != count_of(std::vector<int64_t>{rows.count(), made.sizes.back()}) ||
+      (reduction == 0 && grads.count() != rows.count())) {
+    return unsupported("of sizes that do not match");
+  }
   made.location = plan.output(made);
   made.sizes = {rows.count(), made.sizes.back()};
   made.strides = {made.sizes[1], 1};
   rows.sizes = {rows.count()};
   rows.strides = {1};
-  const int64_t reduction = node.integer("reduction");
   if (reduction == 0) {
     grads.sizes = rows.sizes;
     grads.strides = {1};

@@ -29,6 +29,12 @@ bool read_margin_rows(OpNode& node, const OpTensor& self, MarginArguments* argum
   return true;
 }
 
+// Whether there is a label for each row, or for each element, and a weight for each class.
+bool has_operands(const MarginArguments& arguments, const OpTensor& self, const OpTensor& target,
+                  const std::optional<OpTensor>& weight, bool has_labels) {
+  return target.count() == (has_labels ? self.count() : arguments.rows) && has_count(weight, arguments.length);
+}
+
 Status margin_loss(OpNode& node, PlanBuilder& plan, bool has_labels) {
   const auto self = node.tensor("self"), target = node.tensor("target"), to = node.result(0);
   const auto weight = node.tensor("weight");
@@ -40,6 +46,10 @@ Status margin_loss(OpNode& node, PlanBuilder& plan, bool has_labels) {
   const MarginReduction reduction = margin_reduction(node);
   const bool is_each = reduction == MarginReduction::kNone;
   if (is_each ? to->count() != arguments.rows : to->count() != 1) return unsupported("into another size");
+  if (!has_operands(arguments, *self, *target, weight, has_labels) || !ir::is_float(to->dtype) ||
+      !is_of(is_target, self->dtype, self->count())) {
+    return unsupported("of sizes that do not match");
+  }
   // Losses that are summed are summed in f64.
   const OpTensor rows{
       .location = is_each ? plan.output(*to) : plan.scratch(sizeof(double) * static_cast<uint64_t>(arguments.rows)),
@@ -74,6 +84,9 @@ Status margin_loss_backward(OpNode& node, PlanBuilder& plan, bool has_labels) {
   const MarginReduction reduction = margin_reduction(node);
   const bool is_each = reduction == MarginReduction::kNone;
   if (grad->count() != (is_each ? arguments.rows : 1)) return unsupported("of a gradient of another size");
+  if (!has_operands(arguments, *self, *target, weight, has_labels) || !has_count(is_target, self->count())) {
+    return unsupported("of sizes that do not match");
+  }
   arguments.grad_is_each = is_each ? 1 : 0;
   if (reduction == MarginReduction::kMean) arguments.scale /= static_cast<double>(arguments.rows);
   const Location in = plan.packed(*self), labels = plan.packed(*target, DType::kInt64);

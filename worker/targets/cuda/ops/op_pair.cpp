@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/kernels/pair_arguments.h"
@@ -56,6 +58,11 @@ Status product(OpNode& node, PlanBuilder& plan, const ProductForm& form) {
       a.batch != b.batch || left->dtype != right->dtype) {
     return unsupported("of sizes that do not fit");
   }
+  std::vector<int64_t> sizes;  // The result has these sizes.
+  if (!form.sums_batch && std::max(left->sizes.size(), right->sizes.size()) == 3) sizes.push_back(a.batch);
+  if (form.left_layout != PairLayout::kRow) sizes.push_back(a.rows);
+  if (form.right_layout != PairLayout::kColumn) sizes.push_back(b.columns);
+  if (to->sizes != sizes) return unsupported("into another size");
   PairMatmulArguments arguments{.batch = a.batch,
                                 .rows = a.rows,
                                 .columns = b.columns,
@@ -83,6 +90,10 @@ Status product(OpNode& node, PlanBuilder& plan, const ProductForm& form) {
       arguments.added_strides[first + missing + d] = added->sizes[d] == 1 ? 0 : added->strides[d];
     }
     arguments.added_dtype = static_cast<i64>(added->dtype);
+    const int64_t all[] = {form.sums_batch ? 1 : a.batch, a.rows, b.columns};
+    if (!plan.is_inside(added->location, ir::item_size(added->dtype), all, arguments.added_strides)) {
+      return unsupported("with what is added");
+    }
   }
   plan.launch(KernelFile::kPair, floats ? "pair_matmul_float" : "pair_matmul_int", arguments, blocks_for(to->count()))
       .at(&PairMatmulArguments::left, left->location)
@@ -102,7 +113,10 @@ Status inner_product(OpNode& node, PlanBuilder& plan, const char* right) {
 // Marks the dims in a list of dims.
 std::vector<bool> listed_dims(OpNode& node, std::string_view name, size_t rank) {
   std::vector<bool> found(rank);
-  for (const int64_t dim : node.integers(name)) found[wrap_dim(dim, rank)] = true;
+  for (const int64_t dim : node.integers(name)) {
+    const size_t index = node.dim(dim, rank);
+    if (index < rank) found[index] = true;
+  }
   return found;
 }
 
@@ -137,10 +151,14 @@ Status distances(OpNode& node, PlanBuilder& plan, bool backward) {
                               .how = distance_of(node.number("p", 2)),
                               .p = node.number("p", 2)};
   for (const int64_t size : batch) arguments.batch *= size;
-  if (left->dtype != right->dtype || !ir::is_float(left->dtype)) return unsupported("of two dtypes");
-  if (backward && (grad->sizes != sizes || arguments.batch * arguments.rows * arguments.length != to->count())) {
-    return unsupported("of other sizes");
+  if (left->dtype != right->dtype || to->dtype != left->dtype || !ir::is_float(left->dtype)) {
+    return unsupported("of two dtypes");
   }
+  const int64_t of_gradient = count_of(std::vector<int64_t>{arguments.batch, arguments.rows, arguments.length});
+  const bool fits = sizes[sizes.size() - 2] == arguments.rows && sizes.back() == arguments.others &&
+                    right->sizes.back() == arguments.length &&
+                    (!backward || (grad->sizes == sizes && to->count() == of_gradient));
+  if (!fits) return unsupported("of other sizes");
   const Location of_left = in_batch(plan, *left, batch), of_right = in_batch(plan, *right, batch);
   const Location grads = backward ? plan.packed(*grad, left->dtype) : Location();
   const Location lengths = backward ? plan.packed(*made, left->dtype) : Location();
@@ -160,7 +178,9 @@ Status row_distances(OpNode& node, PlanBuilder& plan, bool backward) {
     return unsupported("of other dims or dtypes");
   }
   const double p = node.number("p", 2);
-  const int64_t rows = self->sizes[0], pairs = rows * (rows - 1) / 2;
+  const int64_t rows = self->sizes[0];
+  if (rows >= int64_t{1} << 31) return unsupported("of so many rows");
+  const int64_t pairs = rows * (rows - 1) / 2;
   if (backward && (grad->count() != pairs || made->count() != pairs)) return unsupported("of other sizes");
   const DistanceArguments arguments{
       .rows = rows, .length = self->sizes[1], .dtype = static_cast<i64>(self->dtype), .how = distance_of(p), .p = p};
@@ -240,11 +260,18 @@ Status pair_plans::product_of_three(OpNode& node, PlanBuilder& plan) {
       const int64_t size = operand->sizes[own], stride = operand->strides[own];
       ++own;
       if (size == 1) continue;
-      arguments.sizes[positions[d]] = size;
+      i64& known = arguments.sizes[positions[d]];
+      if (known != 1 && known != size) return unsupported("of sizes that do not fit");
+      known = size;
       strides[i][positions[d]] = stride;
     }
   }
-  for (size_t d = static_cast<size_t>(arguments.result_rank); d < rank; ++d) arguments.terms *= arguments.sizes[d];
+  const std::span<const i64> all(arguments.sizes, rank);
+  const auto first_summed = static_cast<size_t>(arguments.result_rank);
+  arguments.terms = count_of(all.subspan(first_summed));
+  const bool fits = to->count() == count_of(all.first(first_summed)) && is_kernel_dtype(first->dtype) &&
+                    ir::is_float(first->dtype) == ir::is_float(to->dtype);
+  if (!fits) return unsupported("into another size or dtype");
   plan.launch(KernelFile::kPair, ir::is_float(to->dtype) ? "pair_triple_float" : "pair_triple_int", arguments,
               blocks_for(arguments.count))
       .at(&TripleArguments::a, operands[0])

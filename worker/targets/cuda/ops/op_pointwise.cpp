@@ -163,7 +163,7 @@ Status bessel_i(OpNode& node, PlanBuilder& plan, int order, bool scales) {
 // GLU: the two halves of a dim; one is multiplied by the sigmoid of the other.
 std::optional<std::pair<OpTensor, OpTensor>> halves_of(OpNode& node, const OpTensor& whole) {
   if (whole.sizes.empty()) return std::nullopt;
-  const size_t dim = wrap_dim(node.integer("dim", -1), whole.sizes.size());
+  const size_t dim = node.dim(node.integer("dim", -1), whole.sizes.size());
   const int64_t half = whole.sizes[dim] / 2;
   return std::pair(slice(whole, dim, 0, half), slice(whole, dim, half, half));
 }
@@ -243,7 +243,7 @@ Status pointwise_plans::zeta(OpNode& node, PlanBuilder& plan) {
 Status pointwise_plans::cross(OpNode& node, PlanBuilder& plan) {
   const auto self = node.tensor("self"), other = node.tensor("other"), to = node.result(0);
   if (!self || !other || !to || to->sizes.empty() || to->dtype == DType::kBool) return unsupported("of these dtypes");
-  const size_t dim = wrap_dim(node.integer("dim", -1), to->sizes.size());
+  const size_t dim = node.dim(node.integer("dim", -1), to->sizes.size());
   if (to->sizes[dim] != 3) return unsupported("along such a dim");
   const DType wide = ir::is_float(to->dtype) ? DType::kFloat64 : DType::kInt64;
   const auto side = [&](const OpTensor& from, int64_t by) {
@@ -259,7 +259,7 @@ Status pointwise_plans::cross(OpNode& node, PlanBuilder& plan) {
 Status pointwise_plans::renorm(OpNode& node, PlanBuilder& plan) {
   const auto self = node.tensor("self"), to = node.result(0);
   if (!self || !to || self->sizes.empty() || self->dtype != to->dtype) return unsupported("of these dtypes");
-  const size_t dim = wrap_dim(node.integer("dim"), self->sizes.size());
+  const size_t dim = node.dim(node.integer("dim"), self->sizes.size());
   std::vector<int64_t> sizes(self->sizes.size(), 1);
   sizes[dim] = self->sizes[dim];
   OpTensor norms = plan.scratch_tensor(DType::kFloat64, std::move(sizes));
@@ -332,6 +332,7 @@ Status pointwise_plans::is_in(OpNode& node, PlanBuilder& plan) {
   expand_to(plan, *to, dtype, &elements);
   OpTensor all = *tests.tensor;
   if (elements.location.buffer == kNoLocation) {  // It is a number.
+    if (to->count() != 1) return unsupported("into another size");
     elements.location = plan.scratch(8);
     plan.launch(KernelFile::kFill, "fill_bits",
                 FillArguments{.count = 1, .item = ir::item_size(dtype), .bits = node.bits("element", dtype)}, 1, 32)

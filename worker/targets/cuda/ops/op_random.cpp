@@ -46,6 +46,7 @@ Status fill(OpNode& node, PlanBuilder& plan, RandomArguments draw, Location prob
   const ir::Arg* const generator = node.argument("generator");
   if (!to || generator == nullptr || generator->tag != ir::ArgTag::kGenerator)
     return unsupported("without a generator");
+  if (!ir::is_complex(to->dtype) && !is_kernel_dtype(to->dtype)) return unsupported("of these dtypes");
   draw.count = to->count();
   draw.dtype = static_cast<i64>(to->dtype);
   const bool is_complex = to->dtype == DType::kComplex64 || to->dtype == DType::kComplex128;
@@ -117,6 +118,7 @@ Status random_plans::bernoulli(OpNode& node, PlanBuilder& plan) {
   if (const std::optional<OpTensor> each = node.tensor("p")) {
     const std::optional<OpTensor> self = node.tensor("self");
     if (!self) return unsupported("without a tensor");
+    if (!has_count(node.result(0), self->count())) return unsupported("into another size");
     const OpTensor wide = plan.copy_of(*each, DType::kFloat64, self->sizes);
     return fill(node, plan, {.draw = Draw::kBernoulliEach}, wide.location);
   }

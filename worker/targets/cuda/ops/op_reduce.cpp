@@ -39,7 +39,8 @@ std::vector<int64_t> reduced_dims(OpNode& node, const OpTensor& self, const OpTe
   return dims;
 }
 
-// A result with the rank of `self`: its reduced dims have size 1.
+// A result with the rank of `self`: its reduced dims have size 1. If the result has other dims than those left, it
+// stays as it is, and no kernel reduces to it.
 OpTensor with_kept_dims(const OpTensor& to, const OpTensor& self, const std::vector<int64_t>& dims) {
   if (to.sizes.size() == self.sizes.size()) return to;
   OpTensor kept = to;
@@ -48,10 +49,11 @@ OpTensor with_kept_dims(const OpTensor& to, const OpTensor& self, const std::vec
   size_t next = 0;
   for (size_t d = 0; d < self.sizes.size(); ++d) {
     const bool is_reduced = std::ranges::find(dims, static_cast<int64_t>(d)) != dims.end();
+    if (!is_reduced && (next == to.sizes.size() || to.sizes[next] != self.sizes[d])) return to;
     kept.sizes.push_back(is_reduced ? 1 : self.sizes[d]);
     kept.strides.push_back(is_reduced ? 1 : to.strides[next++]);
   }
-  return kept;
+  return next == to.sizes.size() ? kept : to;
 }
 
 Status sum_over(PlanBuilder& plan, const OpTensor& self, const std::vector<int64_t>& dims, const OpTensor& to) {
@@ -197,7 +199,8 @@ Status reduce_plans::trace(OpNode& node, PlanBuilder& plan) {
 Status reduce_plans::safe_softmax(OpNode& node, PlanBuilder& plan) {
   const auto self = node.tensor("self"), to = node.result(0);
   if (!self || !to || !ir::is_float(to->dtype)) return unsupported("without a result");
-  const std::vector<int64_t> dims = {dim_of(node.integer("dim"), std::max<size_t>(self->sizes.size(), 1))};
+  const auto dim = static_cast<int64_t>(node.dim(node.integer("dim"), std::max<size_t>(self->sizes.size(), 1)));
+  const std::vector<int64_t> dims = {dim};
   const OpTensor from = plan.packed_tensor(*self, to->dtype);
   const OpTensor unsafe = plan.scratch_tensor(to->dtype, to->sizes);
   std::vector<int64_t> sizes = self->sizes;

@@ -1,10 +1,15 @@
 #include <algorithm>
+#include <optional>
+#include <string_view>
 #include <utility>
+#include <vector>
 
+#include "ir/analysis.h"
 #include "ir/rnn.h"
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/kernels/rnn_arguments.h"
 #include "worker/targets/cuda/ops/op_plans_generated.h"
+#include "worker/targets/cuda/ops/rnn_sizes.h"
 
 // Recurrent layers (`remote::rnn`). One GEMM computes the input projections of all time steps. Each step then runs a
 // GEMM with the hidden state and a pointwise cell kernel. Intermediate state is f32, or f64 for f64.
@@ -15,6 +20,7 @@ using ir::DType;
 using ir::RnnMode;
 
 constexpr int64_t kTile = 16;
+constexpr int64_t kMaxSteps = 1 << 20;  // Each step is a few launches.
 
 // A matrix with any strides.
 struct GateMatrix {
@@ -90,6 +96,7 @@ Status Layer::open() {
   const ir::Arg* const weights = node_.argument("weight");
   if (!input || !hx || input->sizes.size() != 3 || hx->sizes.size() != 3 || weights == nullptr)
     return unsupported("without operands");
+  if (!has_rnn_sizes(node_) || input->sizes[0] > kMaxSteps) return unsupported("of sizes that do not match");
   input_ = *input;
   hx_ = *hx;
   cx_ = node_.tensor("cx");
@@ -252,7 +259,8 @@ void Layer::backward(const Direction& direction, const std::optional<GateMatrix>
   };
   begin("grad_hy", grad);
   begin("grad_cy", grad_cell);
-  const auto grad_output = node_.tensor("grad_output");
+  auto grad_output = node_.tensor("grad_output");
+  if (grad_output && grad_output->count() == 0) grad_output.reset();
   const Location kept =
       !reserve_ ? Location()
                 : offset_by(plan_.packed(*reserve_),
@@ -331,6 +339,52 @@ void Layer::backward(const Direction& direction, const std::optional<GateMatrix>
 }
 
 }  // namespace
+
+bool has_rnn_sizes(OpNode& node) {
+  using Sizes = std::vector<int64_t>;
+  const auto input = node.tensor("input"), hx = node.tensor("hx");
+  const ir::Arg* const weights = node.argument("weight");
+  const int64_t mode = node.integer("mode");
+  if (!input || !hx || input->sizes.size() != 3 || hx->sizes.size() != 3 || weights == nullptr) return false;
+  if (mode < 0 || mode > static_cast<int64_t>(RnnMode::kGru)) return false;
+  const int64_t steps = input->sizes[0], batch = input->sizes[1], directions = hx->sizes[0], units = hx->sizes[2];
+  const int64_t width = ir::rnn_gates(static_cast<RnnMode>(mode)) * units;
+  const auto has = [&](const std::optional<OpTensor>& tensor, const Sizes& sizes) {
+    return !tensor || (tensor->dtype == input->dtype && tensor->sizes == sizes);
+  };
+  if (directions != 1 && directions != 2) return false;
+  const size_t stride = weights->items.size() / static_cast<size_t>(directions);
+  if ((stride != 2 && stride != 4) || weights->items.size() % stride != 0) return false;
+  const auto weight_sizes = [&](size_t which) {
+    return which == 0 ? Sizes{width, input->sizes[2]} : which == 1 ? Sizes{width, units} : Sizes{width};
+  };
+  for (size_t i = 0; i < weights->items.size(); ++i) {
+    const ir::Arg& arg = weights->items[i];
+    if (arg.tag != ir::ArgTag::kView || !has(node.tensor_of(arg.a), weight_sizes(i % stride))) return false;
+  }
+  const Sizes& state = hx->sizes;
+  const Sizes output = {steps, batch, directions * units};
+  const bool is_lstm = static_cast<RnnMode>(mode) == RnnMode::kLstm;
+  if (!has(hx, {directions, batch, units}) || (is_lstm && !has(node.tensor("cx"), state))) return false;
+  const int64_t kept = count_of(Sizes{directions, ir::rnn_reserve(static_cast<RnnMode>(mode)), steps, batch, units});
+  const auto has_reserve = [&](const std::optional<OpTensor>& reserve) {
+    return !reserve || reserve->count() == 0 || (reserve->dtype == input->dtype && reserve->count() >= kept);
+  };
+  if (ir::find_argument(node.ir_node(), "output") == nullptr) {  // The forward pass.
+    return has(node.result(0), output) && has(node.result(1), state) && (!is_lstm || has(node.result(2), state)) &&
+           has_reserve(node.result(3));
+  }
+  const auto has_gradient = [&](std::string_view name, const Sizes& sizes) {
+    const auto tensor = node.tensor(name);
+    return !tensor || tensor->count() == 0 || has(tensor, sizes);
+  };
+  for (size_t i = 0; i < weights->items.size(); ++i) {
+    if (!has(node.listed_result(3, i), weight_sizes(i % stride))) return false;
+  }
+  return has(node.tensor("output"), output) && has_gradient("grad_output", output) && has_gradient("grad_hy", state) &&
+         has_gradient("grad_cy", state) && has_reserve(node.tensor("reserve")) && has(node.result(0), input->sizes) &&
+         has(node.result(1), state) && has(node.result(2), state);
+}
 
 Status rnn_plans::forward(OpNode& node, PlanBuilder& plan) { return Layer(node, plan).forward(); }
 Status rnn_plans::backward(OpNode& node, PlanBuilder& plan) { return Layer(node, plan).backward(); }

@@ -26,14 +26,8 @@ class OpUnit final : public Unit {
  private:
   Status plan(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) override {
     plan_ = {};
-    bool has_complex = false;
-    ir::for_each_view(graph().nodes[group().first],
-                      [&](uint32_t view, bool) { has_complex |= ir::is_complex(graph().views[view].dtype); });
-    if (has_complex && !make_.takes_complex) return unsupported("of complex numbers");
     OpNode node(graph(), group().first, values, symbols);
-    PlanBuilder builder(node, &plan_);
-    Status status = make_.plan(node, builder);
-    builder.finish();
+    Status status = plan_node(make_, node, &plan_);
     operands_ = std::make_shared<const std::vector<IndexedOperand>>(plan_.operands);
     values_.clear();
     return status;
@@ -105,8 +99,12 @@ Status OpUnit::run(tr_run& run) {
       run.result_words[run.result_word_count++] = *result.number;
       continue;
     }
-    uint64_t nbytes = ir::item_size(result.dtype);
-    for (const int64_t size : result.sizes) nbytes *= static_cast<uint64_t>(size);
+    // Elements of GPU memory may say any size.
+    const int64_t elements = count_of(result.sizes);
+    uint64_t nbytes = 0;
+    if (elements < 0 || __builtin_mul_overflow(static_cast<uint64_t>(elements), ir::item_size(result.dtype), &nbytes)) {
+      return no_memory(static_cast<uint64_t>(elements), kForWhat);
+    }
     tr_buffer& buffer = buffers[graph().views[result.view].buffer];
     if (buffer.release != nullptr) buffer.release(buffer.owner);
     buffer = {};

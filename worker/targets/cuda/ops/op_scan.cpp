@@ -37,6 +37,9 @@ void scan(PlanBuilder& plan, const ScanKernels& kernels, Location in, ir::DType 
 Status extreme(OpNode& node, PlanBuilder& plan, bool minimum) {
   const std::optional<OpTensor> self = node.tensor("self"), to = node.result(0), indices = node.result(1);
   if (!self || !to || ir::is_complex(to->dtype)) return unsupported("without a result");
+  if (to->count() != self->count() || !is_of(indices, ir::DType::kInt64, self->count())) {
+    return unsupported("into another size");
+  }
   const Location in = plan.packed(*self);
   const Location positions = indices ? plan.output(*indices) : plan.scratch(static_cast<uint64_t>(self->count()) * 8);
   const ScanKernels kernels = ir::is_float(to->dtype)
@@ -55,7 +58,9 @@ Status scan_plans::smallest(OpNode& node, PlanBuilder& plan) { return extreme(no
 Status scan_plans::running_sum(OpNode& node, PlanBuilder& plan) {
   const std::optional<OpTensor> self = node.tensor("self"), to = node.result(0);
   if (!self || !to || to->dtype == ir::DType::kBool) return unsupported("without a result");
+  if (to->count() != self->count()) return unsupported("into another size");
   const bool is_complex = ir::is_complex(to->dtype);
+  if (!is_complex && !is_kernel_dtype(to->dtype)) return unsupported("of these dtypes");
   OuterLengthInner dims = split(self->sizes, node.integer("dim"));
   if (is_complex) dims.inner *= 2;  // Real and imaginary parts are adjacent.
   const ir::DType dtype = is_complex || ir::is_complex(self->dtype) ? to->dtype : self->dtype;

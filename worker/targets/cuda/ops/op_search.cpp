@@ -4,9 +4,11 @@
 #include <bit>
 #include <iterator>
 #include <limits>
+#include <span>
 #include <sstream>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "codegen/lower/result_type.h"
 #include "worker/targets/cuda/kernels/arguments.h"
@@ -40,12 +42,19 @@ Status search(OpNode& node, PlanBuilder& plan, std::string_view bounds_name) {
     dtype = DType::kFloat32;
   }
   const auto sorter = node.tensor("sorter");
+  const bool has_rows = bounds->sizes.size() > 1;
+  const auto leads = [](const OpTensor& tensor) { return std::span(tensor.sizes).first(tensor.sizes.size() - 1); };
+  const bool fits =
+      has_count(self, to->count()) && (self || to->count() == 1) && !ir::is_float(to->dtype) &&
+      (!has_rows || (to->sizes.size() == bounds->sizes.size() && std::ranges::equal(leads(*to), leads(*bounds)))) &&
+      is_of(sorter, DType::kInt64, bounds->count());
+  if (!fits) return unsupported("of sizes that do not match");
   SearchArguments arguments{.count = to->count(),
                             .length = bounds->sizes.back(),
                             .dtype = static_cast<i64>(dtype),
                             .out_dtype = static_cast<i64>(to->dtype),
                             .right = node.flag("right") ? 1 : 0};
-  if (bounds->sizes.size() > 1) arguments.row = to->sizes.back();
+  if (has_rows) arguments.row = to->sizes.back();
   if (const ir::Arg* const side = node.argument("side"); side != nullptr && side->text == "right") {
     arguments.right = 1;
   }
@@ -55,11 +64,13 @@ Status search(OpNode& node, PlanBuilder& plan, std::string_view bounds_name) {
   }
   const Location rows = plan.packed(*bounds, dtype), in = self ? plan.packed(*self, dtype) : Location();
   const Location order = sorter ? plan.packed(*sorter) : Location();
+  if (sorter) plan.add_operand(-1, "torch.searchsorted(): sorter index out of range");
   plan.launch(KernelFile::kSearch, "search_sorted", arguments, blocks_for(arguments.count))
       .at(&SearchArguments::bounds, rows)
       .at(&SearchArguments::sorter, order)
       .at(&SearchArguments::in, in)
-      .at(&SearchArguments::out, plan.output(*to));
+      .at(&SearchArguments::out, plan.output(*to))
+      .failure([](const SearchArguments& words) { return &words.failure; }, sorter.has_value());
   return {};
 }
 // What search_histogram reports: bounds as the bits of doubles.
@@ -97,6 +108,8 @@ Status middle_of_sorted(OpNode& node, PlanBuilder& plan, RowStatistic what) {
   const OuterLengthInner dims =
       of_all ? OuterLengthInner{1, self->count(), 1} : split(self->sizes, node.integer("dim", -1));
   const int64_t rows = dims.outer * dims.inner;
+  if (!is_of(values, self->dtype, rows) || !is_of(indices, DType::kInt64, rows))
+    return unsupported("into another size");
   if (rows == 0) return {};
   if (dims.length == 0) {
     if (!values || what == RowStatistic::kMode) return unsupported("of nothing");
@@ -136,6 +149,7 @@ Status search_plans::count_bins(OpNode& node, PlanBuilder& plan) {
   const auto to = node.dynamic_result(0);
   if (!self || !to || ir::is_float(self->dtype)) return unsupported("of a known size");
   const int64_t count = self->count(), least = node.integer("minlength");
+  if (!has_count(weights, count)) return unsupported("with other weights");
   const DType dtype = !weights || count == 0              ? DType::kInt64
                       : weights->dtype == DType::kFloat32 ? DType::kFloat32
                                                           : DType::kFloat64;
@@ -179,6 +193,7 @@ Status search_plans::count_bins(OpNode& node, PlanBuilder& plan) {
 Status search_plans::histogram(OpNode& node, PlanBuilder& plan) {
   const auto self = node.tensor("self"), to = node.result(0);
   if (!self || !to || self->dtype == DType::kBool || to->dtype != self->dtype) return unsupported("of these dtypes");
+  if (to->count() == 0) return unsupported("without bins");
   const bool floats = ir::is_float(self->dtype);
   const DType dtype = self->dtype;
   HistogramArguments arguments{.count = self->count(),
@@ -234,6 +249,10 @@ Status search_plans::multinomial(OpNode& node, PlanBuilder& plan) {
   const int64_t length = self->sizes.back(), samples = node.integer("num_samples");
   const int64_t rows = self->sizes.size() == 1 ? 1 : self->sizes[0];
   const bool replaces = node.flag("replacement");
+  const bool fits = self->sizes.size() <= 2 && ir::is_float(self->dtype) && samples >= 0 &&
+                    is_of(to, DType::kInt64, count_of(std::vector<int64_t>{rows, samples})) &&
+                    (replaces || samples <= std::max<int64_t>(length, 1));
+  if (!fits) return unsupported("of sizes that do not match");
   if (rows == 0) return {};
   if (length == 0) {
     return {ErrorCode::kOpFailed, "invalid multinomial distribution (sum of probabilities <= 0)", "RuntimeError"};
@@ -284,6 +303,7 @@ Status search_plans::multinomial(OpNode& node, PlanBuilder& plan) {
 
 Status search_members(PlanBuilder& plan, Location elements, const OpTensor& to, const OpTensor& members, bool inverts) {
   const int64_t count = to.count(), length = members.count();
+  if (to.dtype != DType::kBool) return unsupported("into another dtype");
   const Location keys = plan.scratch(8 * static_cast<uint64_t>(count));
   plan.launch(KernelFile::kSort, "sort_keys",
               SortKeysArguments{.length = count, .dtype = static_cast<i64>(members.dtype)}, blocks_for(count))

@@ -18,6 +18,7 @@ using ir::DType;
 
 // Counts the elements of `in` that are not 0. Returns the offset of each chunk's first one; the total comes last.
 Location sum_set(PlanBuilder& plan, Location in, int64_t count, DType dtype) {
+  plan.node().require(is_kernel_dtype(dtype));
   const int64_t chunks = (count + kSelectChunk - 1) / kSelectChunk;
   const Location counts = plan.scratch(8 * static_cast<uint64_t>(chunks + 1));
   plan.launch(KernelFile::kSelect, "select_count",
@@ -149,6 +150,9 @@ Status select_plans::nonzero(OpNode& node, PlanBuilder& plan) {
 Status select_plans::nonzero_static(OpNode& node, PlanBuilder& plan) {
   const std::optional<OpTensor> self = node.tensor("self"), to = node.result(0);
   if (!self || !to || to->sizes.size() != 2) return unsupported("without a result");
+  if (to->dtype != DType::kInt64 || to->sizes[1] != static_cast<int64_t>(self->sizes.size())) {
+    return unsupported("into another size or dtype");
+  }
   if (self->sizes.size() > kMaxDims) return unsupported("of so many dims");
   const int64_t count = self->count(), chunks = (count + kSelectChunk - 1) / kSelectChunk;
   const DType dtype = ir::is_complex(self->dtype) ? DType::kBool : self->dtype;
@@ -180,6 +184,7 @@ Status select_plans::repeat_positions(OpNode& node, PlanBuilder& plan) {
   const std::optional<OpTensor> repeats = node.tensor("repeats"), to = node.result(0);
   const std::optional<uint32_t> view = node.dynamic_result(0);
   if (!repeats || (!view && !to)) return unsupported("without a result");
+  if (to && to->dtype != repeats->dtype) return unsupported("into another dtype");
   const int64_t count = repeats->count();
   const bool says = node.has("output_size");
   const int64_t size = to ? to->count() : says ? node.integer("output_size") : -1;
@@ -282,8 +287,10 @@ Status select_plans::masked_scatter_backward(OpNode& node, PlanBuilder& plan) {
   const OpTensor set = plan.copy_of(*mask, mask->dtype, grad->sizes);
   const Location from = plan.packed(*grad), counts = sum_set(plan, set.location, count, set.dtype);
   plan.launch(KernelFile::kSelect, "select_positions",
-              SelectPositionsArguments{
-                  .count = count, .dtype = static_cast<i64>(set.dtype), .item = ir::item_size(to->dtype)},
+              SelectPositionsArguments{.count = count,
+                                       .dtype = static_cast<i64>(set.dtype),
+                                       .item = ir::item_size(to->dtype),
+                                       .most = to->count()},
               chunks)
       .at(&SelectPositionsArguments::in, set.location)
       .at(&SelectPositionsArguments::counts, counts)
@@ -324,7 +331,10 @@ Status index_by_mask(OpNode& node, PlanBuilder& plan) {
     if (d == first) sizes.push_back(0);
     if (!is_masked) sizes.push_back(self->sizes[d]);
   }
-  if (set.sizes.empty() || set.count() != dims.length) return unsupported("a mask of other sizes");
+  if (set.sizes.empty() || first > self->sizes.size() || set.sizes.size() > self->sizes.size() - first ||
+      set.count() != dims.length) {
+    return unsupported("a mask of other sizes");
+  }
   const Location from = plan.packed(*self), in = plan.packed(set);
   const int64_t count = set.count();
   const Location counts = count_set(plan, in, count, set.dtype);

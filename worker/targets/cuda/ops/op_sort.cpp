@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <utility>
+#include <vector>
 
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/ops/op_plans_generated.h"
@@ -63,8 +64,12 @@ Status take(OpNode& node, PlanBuilder& plan, bool descending, int64_t first, int
   const std::optional<OpTensor> values = node.result(0), indices = node.result(1);
   if (!self) return unsupported("without a tensor");
   const OuterLengthInner dims = split(self->sizes, node.integer("dim", -1));
-  if (first < 0 || count < 0 || first + count > dims.length) {
+  if (first < 0 || count < 0 || count > dims.length || first > dims.length - count) {
     return {ErrorCode::kOpFailed, "selected index k out of range", "RuntimeError"};
+  }
+  const int64_t taken = count_of(std::vector<int64_t>{dims.outer, count, dims.inner});
+  if (!is_of(values, self->dtype, taken) || !is_of(indices, ir::DType::kInt64, taken)) {
+    return unsupported("into another size");
   }
   const Location in = plan.packed(*self);
   Sorted sorted;
@@ -98,7 +103,7 @@ Status sort_plans::topk(OpNode& node, PlanBuilder& plan) {
   return take(node, plan, node.flag("largest", true), 0, node.integer("k"));
 }
 Status sort_plans::kthvalue(OpNode& node, PlanBuilder& plan) {
-  return take(node, plan, false, node.integer("k") - 1, 1);
+  return take(node, plan, false, std::max<int64_t>(node.integer("k"), 0) - 1, 1);
 }
 
 }  // namespace torch_remote::worker::cuda

@@ -25,7 +25,7 @@ Status copy_with_exchanged(OpNode& node, PlanBuilder& plan, int64_t first, int64
   if (!self || !to) return unsupported("without a result");
   OpTensor from = *self;
   if (const size_t rank = from.sizes.size(); rank > 1) {
-    const size_t a = wrap_dim(first, rank), b = wrap_dim(second, rank);
+    const size_t a = node.dim(first, rank), b = node.dim(second, rank);
     std::swap(from.sizes[a], from.sizes[b]);
     std::swap(from.strides[a], from.strides[b]);
   }
@@ -44,12 +44,15 @@ OpTensor without(OpTensor tensor, size_t dim) {
 Status copy_pieces(OpNode& node, PlanBuilder& plan, const std::vector<int64_t>& sizes, bool drops = false) {
   const auto self = node.tensor("self");
   if (!self || self->sizes.empty() || sizes.empty()) return unsupported("of a number");
-  const size_t dim = wrap_dim(node.integer("dim"), self->sizes.size());
+  const size_t dim = node.dim(node.integer("dim"), self->sizes.size());
+  if (node.ir_node().results.empty()) return unsupported("into given tensors");
+  const ir::Arg& results = node.ir_node().results[0];  // There is one for each piece.
   int64_t begin = 0;
-  for (size_t i = 0; begin < self->sizes[dim]; ++i) {
+  for (size_t i = 0; begin < self->sizes[dim] && i < results.items.size(); ++i) {
     const int64_t wanted = sizes[std::min(i, sizes.size() - 1)], size = std::min(wanted, self->sizes[dim] - begin);
     if (wanted <= 0 && i >= sizes.size()) return unsupported("into pieces without elements");
     const OpTensor from = slice(*self, dim, begin, size);
+    node.require(from.sizes[dim] == size);
     begin += size;
     if (const auto to = node.listed_result(0, i)) plan.copy(drops ? without(from, dim) : from, *to);
   }
@@ -109,7 +112,7 @@ Status view_plans::copy_permuted(OpNode& node, PlanBuilder& plan) {
   if (!self || !to || dims.size() != self->sizes.size()) return unsupported("of other sizes");
   OpTensor from = *self;
   for (size_t d = 0; d < dims.size(); ++d) {
-    const size_t at = wrap_dim(dims[d], dims.size());
+    const size_t at = node.dim(dims[d], dims.size());
     from.sizes[d] = self->sizes[at];
     from.strides[d] = self->strides[at];
   }
@@ -128,7 +131,8 @@ Status view_plans::copy_matrix_transposed(OpNode& node, PlanBuilder& plan) {
 Status view_plans::copy_narrow(OpNode& node, PlanBuilder& plan) {
   const auto self = node.tensor("self"), to = node.result(0);
   if (!self || !to || self->sizes.empty()) return unsupported("of other sizes");
-  const size_t dim = wrap_dim(node.integer("dim"), self->sizes.size());
+  const size_t dim = node.dim(node.integer("dim"), self->sizes.size());
+  if (to->sizes.size() != self->sizes.size()) return unsupported("of other sizes");
   const int64_t start = node.integer("start"), begin = start < 0 ? start + self->sizes[dim] : start;
   plan.copy(slice(*self, dim, begin, to->sizes[dim]), *to);
   return {};
@@ -137,7 +141,8 @@ Status view_plans::copy_narrow(OpNode& node, PlanBuilder& plan) {
 Status view_plans::copy_slice(OpNode& node, PlanBuilder& plan) {
   const auto self = node.tensor("self"), to = node.result(0);
   if (!self || !to || self->sizes.empty()) return unsupported("of other sizes");
-  const size_t dim = wrap_dim(node.integer("dim"), self->sizes.size());
+  const size_t dim = node.dim(node.integer("dim"), self->sizes.size());
+  if (to->sizes.size() != self->sizes.size()) return unsupported("of other sizes");
   const int64_t size = self->sizes[dim], start = node.integer("start", 0);
   const int64_t begin = std::clamp<int64_t>(start < 0 ? start + size : start, 0, size);
   plan.copy(slice(*self, dim, begin, to->sizes[dim], node.integer("step", 1)), *to);
@@ -147,9 +152,11 @@ Status view_plans::copy_slice(OpNode& node, PlanBuilder& plan) {
 Status view_plans::copy_selected(OpNode& node, PlanBuilder& plan) {
   const auto self = node.tensor("self"), to = node.result(0);
   if (!self || !to || self->sizes.empty()) return unsupported("of other sizes");
-  const size_t dim = wrap_dim(node.integer("dim"), self->sizes.size());
+  const size_t dim = node.dim(node.integer("dim"), self->sizes.size());
   const int64_t index = node.integer("index");
-  plan.copy(without(slice(*self, dim, index < 0 ? index + self->sizes[dim] : index, 1), dim), *to);
+  const OpTensor one = slice(*self, dim, index < 0 ? index + self->sizes[dim] : index, 1);
+  node.require(one.sizes[dim] == 1);
+  plan.copy(without(one, dim), *to);
   return {};
 }
 
@@ -157,13 +164,14 @@ Status view_plans::copy_selected(OpNode& node, PlanBuilder& plan) {
 Status view_plans::copy_unfolded(OpNode& node, PlanBuilder& plan) {
   const auto self = node.tensor("self"), to = node.result(0);
   const int64_t size = node.integer("size"), step = node.integer("step");
-  if (!self || !to) return unsupported("without a result");
+  if (!self || !to || step <= 0) return unsupported("without a result");
   OpTensor from = *self;
   if (from.sizes.empty()) {
     from.sizes = {size};
     from.strides = {1};
   } else {
-    const size_t dim = wrap_dim(node.integer("dimension"), from.sizes.size());
+    const size_t dim = node.dim(node.integer("dimension"), from.sizes.size());
+    if (size < 0 || size > from.sizes[dim]) return unsupported("into windows of this size");
     const int64_t stride = from.strides[dim];
     from.sizes[dim] = (from.sizes[dim] - size) / step + 1;
     from.strides[dim] = stride * step;
@@ -188,7 +196,9 @@ Status view_plans::join_chunks(OpNode& node, PlanBuilder& plan) {
   const ir::Arg* const list = node.argument("tensors");
   const auto to = node.result(0);
   const int64_t chunks = node.integer("num_chunks");
-  if (list == nullptr || !to || to->sizes.size() < 2 || chunks <= 0) return unsupported("of such dims");
+  if (list == nullptr || !to || to->sizes.size() < 2 || chunks <= 0 || to->sizes[to->sizes.size() - 2] != chunks) {
+    return unsupported("of such dims");
+  }
   const size_t dim = to->sizes.size() - 2;
   OpTensor all = *to;
   all.strides = packed_strides(all.sizes);

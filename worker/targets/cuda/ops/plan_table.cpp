@@ -31,4 +31,20 @@ const NamedPlan* find_op_plan(ir::Opcode opcode, bool of_complex) {
   return plan != nullptr ? plan : lowered_plan(opcode);
 }
 
+Status plan_node(const NamedPlan& plan, OpNode& node, OpPlan* made) {
+  bool has_complex = false, has_others = false;
+  ir::for_each_view(node.ir_node(), [&](uint32_t view, bool) {
+    const ir::DType dtype = node.graph().views[view].dtype;
+    has_complex |= ir::is_complex(dtype);
+    has_others |= !ir::is_complex(dtype) && !is_kernel_dtype(dtype);
+  });
+  if (has_complex && !plan.takes_complex) return unsupported("of complex numbers");
+  // index_plans::fill writes copies of one element.
+  if (has_others && !plan.takes_complex && plan.plan != index_plans::fill) return unsupported("of these dtypes");
+  PlanBuilder builder(node, made);
+  Status status = plan.plan(node, builder);
+  if (status.ok()) status = builder.finish();
+  return status;
+}
+
 }  // namespace torch_remote::worker::cuda

@@ -68,17 +68,16 @@ std::optional<DepthwiseCall> call_of(const Tensor& input, const Tensor& kernel, 
                padding = Parameters::of(parameters.padding, i, count),
                dilation = Parameters::of(parameters.dilation, i, count);
     if (!stride || !padding || !dilation || *stride < 1 || *padding < 0 || *dilation < 1) return std::nullopt;
+    // With large dilations or wide kernels, most of a padded line would be zeros.
+    if (*stride > 4 || *padding > kMaxDepthwiseKernel || *dilation > kMaxDepthwiseKernel / kernel.size(d)) {
+      return std::nullopt;
+    }
     const int64_t reach = input.size(d) + 2 * *padding - *dilation * (kernel.size(d) - 1) - 1;
     if (reach < 0) return std::nullopt;
     DepthwiseDim& dim = d + 1 == dims ? call.width : call.height;
     dim = {input.size(d), reach / *stride + 1, kernel.size(d), *stride, *padding, *dilation};
   }
-  // With large dilations or wide kernels, most of a padded line would be zeros.
-  const bool near = call.width.dilation * call.width.kernel <= kMaxDepthwiseKernel &&
-                    call.height.dilation * call.height.kernel <= kMaxDepthwiseKernel && call.width.stride <= 4 &&
-                    call.height.stride <= 4 && call.width.padding <= kMaxDepthwiseKernel &&
-                    call.height.padding <= kMaxDepthwiseKernel;
-  return near ? std::optional(call) : std::nullopt;
+  return call;
 }
 
 std::vector<int64_t> sizes_of_result(const Tensor& input, const DepthwiseCall& call) {

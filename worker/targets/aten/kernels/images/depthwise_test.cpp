@@ -252,6 +252,9 @@ TEST(Depthwise, WhatItDoesNotTakeIsTorchs) {
       EXPECT_FALSE(is_taken(other, x, k));
     }
     EXPECT_TRUE(c.gradients_by(*loops, grad.narrow(3, 0, 5).contiguous(), x, k).empty());
+    // Dilation times kernel size has more than 64 bits.
+    const Case far{{1, 1, 16}, {4}, {1}, {0}, {int64_t{1} << 62}};
+    EXPECT_FALSE(is_taken(far, far.make_images(), far.make_kernels()));
   }
 }
 

@@ -33,6 +33,7 @@ std::vector<Tensor> join_images(std::span<const c10::IValue> arguments, const Te
   const c10::List<Tensor> parts = arguments[0].toTensorList();
   if (result.numel() < kLeastElements || !result.is_non_overlapping_and_dense()) return {};
   const int64_t dim = arguments[1].toInt() < 0 ? arguments[1].toInt() + result.dim() : arguments[1].toInt();
+  if (dim < 0 || dim >= result.dim()) return {};
   bool any_differs = false;
   const Tensor made = at::empty_strided(result.sizes(), result.strides(), result.options());
   std::vector<Tensor> slices;
@@ -40,11 +41,13 @@ std::vector<Tensor> join_images(std::span<const c10::IValue> arguments, const Te
   for (const Tensor& part : parts) {
     // torch skips empty tensors, even those with one dim
     if (part.dim() != made.dim() || part.scalar_type() != made.scalar_type()) return {};
+    if (part.size(dim) > made.size(dim) - begin) return {};
     slices.push_back(made.narrow(dim, begin, part.size(dim)));
+    if (part.sizes() != slices.back().sizes()) return {};
     begin += part.size(dim);
     any_differs |= layouts_differ(part, slices.back());
   }
-  if (!any_differs) return {};
+  if (!any_differs || begin != made.size(dim)) return {};
   for (size_t i = 0; i < slices.size(); ++i) {
     if (!copy_converting_layout(parts[i], slices[i])) slices[i].copy_(parts[i]);
   }
@@ -127,12 +130,18 @@ std::vector<Tensor> normalize_groups(std::span<const c10::IValue> arguments) {
     return {};
   }
   const int64_t images = input.size(0), channels = layout.channels, positions = layout.positions;
-  const int64_t groups = arguments[6].toInt(), each = channels / groups;
+  const int64_t groups = arguments[6].toInt();
   const double eps = arguments[7].toDouble();
+  if (arguments[3].toInt() != images || arguments[4].toInt() != channels || arguments[5].toInt() != positions ||
+      groups < 1 || channels % groups != 0) {
+    return {};
+  }
+  const int64_t each = channels / groups;
   const auto factors = [&](size_t i) -> std::optional<const float*> {
     if (!arguments[i].isTensor() || !arguments[i].toTensor().defined()) return nullptr;
     const Tensor& tensor = arguments[i].toTensor();
-    if (tensor.scalar_type() != at::kFloat || !tensor.is_contiguous()) return std::nullopt;
+    if (tensor.scalar_type() != at::kFloat || !tensor.is_contiguous() || tensor.numel() != channels)
+      return std::nullopt;
     return tensor.const_data_ptr<float>();
   };
   const auto weight = factors(1), bias = factors(2);

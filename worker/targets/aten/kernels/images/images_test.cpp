@@ -7,6 +7,7 @@
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/conv2d.h>
+#include <ATen/ops/convolution.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
@@ -20,6 +21,7 @@
 #include <limits>
 
 #include "worker/targets/aten/kernels/images/layout_conversion.h"
+#include "worker/targets/aten/kernels/images/packed_weights.h"
 #include "worker/targets/aten/testing.h"
 
 // Ops on images of which some are contiguous (NCHW) and some channels last.
@@ -183,6 +185,42 @@ TEST(Images, WhatIsNotTakenIsTorchs) {
   EXPECT_FALSE(takes(x, {}));
   EXPECT_FALSE(takes(last(x.to(at::kBFloat16)), {}));
   EXPECT_FALSE(takes(last(x), at::randn({64}).slice(0, 0, 64, 2)));
+  EXPECT_TRUE(takes(last(x), at::randn({32})));
+  EXPECT_FALSE(takes(last(x), at::randn({16})));
+  for (const int64_t groups : {0, -1, 5, 64}) {
+    const std::vector<c10::IValue> arguments = {last(x), {}, {}, 2, 32, 256, groups, 1e-5};
+    EXPECT_TRUE(run_image_kernel(node, arguments, last(x)).empty()) << groups;
+  }
+}
+
+// Parts that do not fill the result, or do not fit into it.
+TEST(Images, PartsThatDoNotFitAreTorchs) {
+  ir::Node node;
+  node.opcode = opcode("aten::cat");
+  const at::Tensor a = at::randn({2, 8, 16, 16}), b = last(a);
+  const auto takes = [&](const at::Tensor& second, const Sizes& result, int64_t dim = 1) {
+    const std::vector<c10::IValue> arguments = {c10::List<at::Tensor>({a, second}), dim};
+    return !run_image_kernel(node, arguments, at::empty(result)).empty();
+  };
+  EXPECT_TRUE(takes(b, {2, 16, 16, 16}));
+  EXPECT_FALSE(takes(b, {2, 20, 16, 16}));
+  EXPECT_FALSE(takes(b, {2, 12, 16, 16}));
+  EXPECT_FALSE(takes(b.narrow(0, 0, 1), {2, 16, 16, 16}));
+  EXPECT_FALSE(takes(b, {2, 16, 16, 16}, 4));
+  EXPECT_FALSE(takes(b, {2, 16, 16, 16}, -5));
+}
+
+TEST(Images, PackedWeightsAreOfOneDtype) {
+  const at::Tensor x = last(at::randn({1, 16, 8, 8})), w = at::randn({16, 16, 3, 3});
+  const Sizes ones = {1, 1}, zeros = {0, 0};
+  const auto arguments = [&](at::ScalarType type) {
+    return std::vector<c10::IValue>{x.to(type), w.to(type), {}, ones, zeros, ones, false, zeros, 1};
+  };
+  tr_cached_data cached{};
+  EXPECT_FALSE(packed_weights(&cached, arguments(at::kFloat)).defined());  // seen for the first time
+  EXPECT_TRUE(packed_weights(&cached, arguments(at::kFloat)).defined());
+  EXPECT_FALSE(packed_weights(&cached, arguments(at::kBFloat16)).defined());
+  cached.release(cached.data);
 }
 
 // A contiguous image whose result is channels last is convolved as a channels-last copy.
@@ -201,6 +239,26 @@ TEST(Images, ConvolvesAPlainImageToOneThatLiesChannelsLast) {
     ASSERT_EQ(outcome.code, 0) << outcome.error.message;
     const at::Tensor got = program.tensor(builder.graph.nodes[0].results[0].a);
     EXPECT_TRUE(at::allclose(got, wanted, 1e-5, 1e-5));
+  }
+}
+
+TEST(Images, ConvolvesPlainImagesOfOtherRanks) {
+  at::manual_seed(0);
+  for (const int64_t dims : {1, 3}) {
+    Sizes image(static_cast<size_t>(dims + 2), 8), kernel(image.size(), 3);
+    kernel[0] = kernel[1] = 8;
+    const Sizes ones(static_cast<size_t>(dims), 1), zeros(ones.size(), 0);
+    const at::Tensor x = at::randn(image), w = at::randn(kernel);
+    const at::Tensor wanted = at::convolution(x, w, {}, ones, ones, ones, false, zeros, 1);
+    const at::Tensor result = wanted.transpose(1, -1).contiguous().transpose(1, -1);
+    TestRunner runner;
+    TestGraph builder;
+    builder.call("aten::convolution", {x, w, {}, ones, ones, ones, false, zeros, 1},
+                 {dims == 3 ? last(wanted) : result});
+    TestRunner::Loaded program(runner, builder);
+    const auto outcome = program.run();
+    ASSERT_EQ(outcome.code, 0) << outcome.error.message;
+    EXPECT_TRUE(at::allclose(program.tensor(builder.graph.nodes[0].results[0].a), wanted, 1e-4, 1e-4)) << dims;
   }
 }
 

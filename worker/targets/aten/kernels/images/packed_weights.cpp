@@ -42,15 +42,16 @@ struct ConvolutionParams {
 struct Packed {
   enum class State : uint8_t { kSeen, kPacked };
   State state = State::kSeen;
-  // The layout of the weights that the copy was made from.
+  // The layout and dtype of the weights that the copy was made from.
   c10::DimVector sizes, strides;
   int64_t offset = 0;
+  at::ScalarType dtype = at::kFloat;
   at::Tensor tensor;                        // the copy; undefined if there is none
   std::optional<ConvolutionParams> params;  // the convolution that a copy in oneDNN's own layout is for
 
   bool is_of(const at::Tensor& weight) const {
     return weight.sizes() == c10::IntArrayRef(sizes) && weight.strides() == c10::IntArrayRef(strides) &&
-           weight.storage_offset() == offset;
+           weight.storage_offset() == offset && weight.scalar_type() == dtype;
   }
 };
 
@@ -98,6 +99,7 @@ at::Tensor packed_weights(tr_cached_data* cached_data, std::span<const c10::IVal
     seen->sizes = weight.sizes();
     seen->strides = weight.strides();
     seen->offset = weight.storage_offset();
+    seen->dtype = weight.scalar_type();
     *cached_data = {seen.release(), release};
     return {};
   }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <initializer_list>
 #include <optional>
+#include <vector>
 
 #include "ir/ops/op_table_generated.h"
 #include "worker/targets/cuda/kernels/arguments.h"
@@ -40,12 +41,19 @@ class AttentionPlanner {
 
   Status forward();
   Status backward();
-  void finish() { builder_.finish(); }
+  Status finish() { return builder_.finish(); }
 
  private:
   Status find();
   Location read(const OpTensor& tensor, Strides* strides);
   Location write(const std::optional<OpTensor>& tensor, const OpTensor& like, Strides* strides);
+  static bool is_like(const std::optional<OpTensor>& tensor, const OpTensor& like) {
+    return !tensor || (tensor->dtype == like.dtype && tensor->sizes == like.sizes);
+  }
+  bool has_logsumexp(const std::optional<OpTensor>& tensor) const {
+    const std::vector<int64_t> sizes = {plan_.problem.batch, plan_.problem.heads, plan_.problem.queries};
+    return !tensor || (tensor->dtype == DType::kFloat32 && tensor->sizes == sizes);
+  }
   void add_bias(const OpTensor& bias);
   void add_deferred_copies();
   int64_t rows() const { return plan_.problem.batch * plan_.problem.heads * plan_.problem.queries; }
@@ -86,6 +94,8 @@ Status AttentionPlanner::find() {
                     key.sizes[1] == value.sizes[1] && key.sizes[2] == value.sizes[2] &&
                     query.sizes[3] == key.sizes[3] && query.sizes[1] % key.sizes[1] == 0;
   if (!fits) return unsupported("of sizes that do not match");
+  const bool is_half = query.dtype == DType::kFloat16 || query.dtype == DType::kBFloat16;
+  if (!is_half || key.dtype != query.dtype || value.dtype != query.dtype) return unsupported("of these dtypes");
   if (query.sizes[2] < kMinQueries) return unsupported("of so few queries");
   problem.type = *dnn::type_of(query.dtype);
   problem.batch = query.sizes[0];
@@ -105,6 +115,11 @@ Status AttentionPlanner::find() {
   if (!bias) return {};
   if (bias->dtype != DType::kBool && bias->dtype != query.dtype) return unsupported("with a bias of another dtype");
   if (bias->sizes.size() < 2 || bias->sizes.size() > 4) return unsupported("with a bias of other than 2 to 4 dims");
+  const int64_t wanted[] = {problem.batch, problem.heads, problem.queries, problem.keys};
+  for (size_t d = 0; d < bias->sizes.size(); ++d) {
+    const int64_t size = bias->sizes[d];
+    if (size != 1 && size != wanted[4 - bias->sizes.size() + d]) return unsupported("with a bias of another size");
+  }
   add_bias(*bias);
   return {};
 }
@@ -172,6 +187,7 @@ Status AttentionPlanner::forward() {
   const std::optional<OpTensor> out = node_.result(0), logsumexp = node_.result(1);
   OpTensor like = *query_;
   like.sizes[3] = problem.value_size;
+  if (!is_like(out, like) || !has_logsumexp(logsumexp)) return unsupported("into another size or dtype");
   plan_.out = write(out, like, &problem.out);
   // Contiguous, as the backward pass requires it.
   OpTensor sums;
@@ -211,9 +227,12 @@ Status AttentionPlanner::backward() {
   const std::optional<OpTensor> grad = node_.tensor("grad"), out = node_.tensor("out"),
                                 logsumexp = node_.tensor("logsumexp");
   if (!grad || !out || !logsumexp || logsumexp->dtype != DType::kFloat32) return unsupported("without operands");
-  if (grad->sizes.size() != 4 || out->sizes.size() != 4 || logsumexp->sizes.size() != 3) {
-    return unsupported("of other than 4 dims");
-  }
+  OpTensor like = *query_;
+  like.sizes[3] = problem.value_size;
+  const bool fits = is_like(grad, like) && is_like(out, like) && has_logsumexp(logsumexp) &&
+                    is_like(node_.result(0), *query_) && is_like(node_.result(1), *key_) &&
+                    is_like(node_.result(2), *value_);
+  if (!fits) return unsupported("of sizes or dtypes that do not match");
   plan_.grad = read(*grad, &problem.grad);
   plan_.out = read(*out, &problem.out);
   read_.push_back(*logsumexp);
@@ -264,7 +283,7 @@ Status plan_attention(const ir::Graph& graph, uint32_t node, std::span<const int
   *plan = {};
   AttentionPlanner planner(graph, node, values, plan, symbols);
   Status status = graph.nodes[node].opcode == ir::ops::remote_attention ? planner.forward() : planner.backward();
-  planner.finish();
+  if (status.ok()) status = planner.finish();
   return status;
 }
 

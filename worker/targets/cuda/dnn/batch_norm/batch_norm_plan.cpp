@@ -30,7 +30,7 @@ class BatchNormPlanner {
 
   Status forward();
   Status backward();
-  void finish() { builder_.finish(); }
+  Status finish() { return builder_.finish(); }
 
  private:
   struct DeferredCopy {
@@ -80,6 +80,7 @@ OpTensor BatchNormPlanner::image(const OpTensor& like) const {
 }
 
 Location BatchNormPlanner::read_image(const OpTensor& tensor) {
+  node_.require(tensor.sizes == input_.sizes);
   read_.push_back(tensor.location.buffer);
   if (tensor.dtype == input_.dtype && is_channels_last(tensor) && tensor.location.offset % dnn::kAlignment == 0) {
     return tensor.location;
@@ -91,6 +92,9 @@ Location BatchNormPlanner::read_image(const OpTensor& tensor) {
 }
 
 Location BatchNormPlanner::write_image(const OpTensor& tensor) {
+  const bool fits = tensor.sizes == input_.sizes && tensor.dtype == input_.dtype;
+  node_.require(fits);
+  if (!fits) return {};
   if (is_channels_last(tensor) && tensor.location.offset % dnn::kAlignment == 0 && !is_read(tensor))
     return tensor.location;
   OpTensor made = image(tensor);
@@ -101,6 +105,7 @@ Location BatchNormPlanner::write_image(const OpTensor& tensor) {
 
 Location BatchNormPlanner::read_channels(const OpTensor& tensor) {
   read_.push_back(tensor.location.buffer);
+  node_.require(tensor.count() == input_.sizes[1]);
   if (tensor.dtype == DType::kFloat32 && tensor.is_packed() && tensor.location.offset % dnn::kAlignment == 0) {
     return tensor.location;
   }
@@ -109,6 +114,7 @@ Location BatchNormPlanner::read_channels(const OpTensor& tensor) {
 
 Location BatchNormPlanner::write_channels(const std::optional<OpTensor>& tensor) {
   const bool is_there = tensor && tensor->count() != 0;
+  node_.require(!is_there || tensor->count() == input_.sizes[1]);
   if (is_there && tensor->dtype == DType::kFloat32 && tensor->is_packed() &&
       tensor->location.offset % dnn::kAlignment == 0 && !is_read(*tensor)) {
     return tensor->location;
@@ -184,7 +190,7 @@ Status plan_batch_norm(const ir::Graph& graph, uint32_t node, std::span<const in
   BatchNormPlanner planner(graph, node, values, plan, symbols);
   Status status =
       graph.nodes[node].opcode == ir::ops::aten_native_batch_norm_backward ? planner.backward() : planner.forward();
-  planner.finish();
+  if (status.ok()) status = planner.finish();
   return status;
 }
 

@@ -14,6 +14,7 @@ namespace {
 using ir::DType;
 
 constexpr size_t kMaxSpaceDims = 3;
+constexpr int64_t kMaxNumber = int64_t{1} << 31;  // Paddings, strides and dilations are below it.
 
 // Strides of a dense tensor in channels-last or contiguous layout.
 std::vector<int64_t> strides_of(std::span<const int64_t> sizes, bool channels_last) {
@@ -62,13 +63,14 @@ class ConvolutionPlanner {
   Status add(ConvolutionPass pass, const CallTensor& image, const CallTensor& filter, const CallTensor& output);
   void fill_with_zeros(const OpTensor& tensor);
   OpTensor dense(const OpTensor& image);
-  void finish();
+  Status finish();
 
   OpNode node_;
   PlanBuilder builder_;
   const ConvolutionLayout layout_;
   ConvolutionPlan& plan_;
   bool channels_last_ = false;
+  int64_t groups_ = 1;
   std::vector<int64_t> padding_, stride_, dilation_;
   std::vector<CallTensor> written_;  // Results that are copied after the calls.
 };
@@ -81,11 +83,17 @@ Status ConvolutionPlanner::read_lists(const OpTensor& image) {
     *list = node_.integers(name);
     if (list->size() == 1) list->resize(space, list->front());
     if (list->size() != space) return false;
+    // Paddings are 0 or more, strides and dilations 1 or more. No product with a size overflows.
+    for (const int64_t number : *list) {
+      if (number < otherwise || number >= kMaxNumber) return false;
+    }
     if (space == 1) list->insert(list->begin(), otherwise);
     return true;
   };
+  groups_ = node_.integer("groups", 1);
+  if (groups_ < 1) return unsupported("of such groups");
   const bool good = take("padding", 0, &padding_) && take("stride", 1, &stride_) && take("dilation", 1, &dilation_);
-  return good ? Status() : unsupported("with lists of another length than the dims");
+  return good ? Status() : unsupported("with such paddings, strides or dilations");
 }
 
 // Torch's rule: an image without points is an error, unless its batch or its channels are 0.
@@ -143,6 +151,10 @@ Status ConvolutionPlanner::add(ConvolutionPass pass, const CallTensor& image, co
   for (auto* sizes : {&problem.image, &problem.filter, &problem.output}) {
     if (sizes->size() == 3) sizes->insert(sizes->begin() + 2, 1);
   }
+  const int64_t inputs = problem.image[1], outputs = problem.output[1], each = problem.filter[1];
+  const bool fits = each > 0 && problem.image[0] == problem.output[0] && outputs == problem.filter[0] &&
+                    inputs % each == 0 && inputs / each == groups_ && outputs % groups_ == 0;
+  if (!fits) return unsupported("of sizes that do not match");
   problem.padding = padding_;
   problem.stride = stride_;
   problem.dilation = dilation_;
@@ -182,9 +194,10 @@ OpTensor ConvolutionPlanner::dense(const OpTensor& image) {
 }
 
 // Adds the copies after the calls.
-void ConvolutionPlanner::finish() {
+Status ConvolutionPlanner::finish() {
   plan_.before = plan_.steps.steps.size();
   for (const CallTensor& side : written_) builder_.copy(in_layout(side.tensor, side.location), side.tensor);
+  return builder_.finish();
 }
 
 Status ConvolutionPlanner::forward() {
@@ -194,19 +207,22 @@ Status ConvolutionPlanner::forward() {
   if (Status status = read_lists(*input); !status.ok()) return status;
   if (Status status = check_space(*input); !status.ok()) return status;
   const bool transposed = node_.flag("transposed");
+  const size_t rank = input->sizes.size();
+  if (weight->sizes.size() != rank || result->sizes.size() != rank ||
+      (bias && bias->sizes != std::vector<int64_t>{result->sizes[1]})) {
+    return unsupported("of sizes that do not match");
+  }
   if (bias) plan_.bias = ChannelBias{*result, *bias, false};
   if (input->count() == 0 || weight->count() == 0) {
     fill_with_zeros(*result);
-    finish();
-    return {};
+    return finish();
   }
   choose_layout({&*input, &*weight, &*result});
   const CallTensor in = read(*input), filter = read(*weight), out = write(*result, {&*input, &*weight});
   if (bias && !transposed) plan_.call_bias = builder_.packed(*bias);
   Status status = transposed ? add(ConvolutionPass::kBackwardData, out, filter, in)
                              : add(ConvolutionPass::kForward, in, filter, out);
-  finish();
-  return status;
+  return status.ok() ? finish() : status;
 }
 
 Status ConvolutionPlanner::backward() {
@@ -216,6 +232,12 @@ Status ConvolutionPlanner::backward() {
   const bool transposed = node_.flag("transposed");
   // Unused gradients have no view.
   const auto grad_input = node_.result(0), grad_weight = node_.result(1), grad_bias = node_.result(2);
+  const size_t rank = input->sizes.size();
+  const bool fits = weight->sizes.size() == rank && grad->sizes.size() == rank &&
+                    (!grad_input || grad_input->sizes == input->sizes) &&
+                    (!grad_weight || grad_weight->sizes == weight->sizes) &&
+                    (!grad_bias || grad_bias->sizes == std::vector<int64_t>{grad->sizes[1]});
+  if (!fits) return unsupported("of sizes that do not match");
   const bool nothing = grad->count() == 0 || input->count() == 0 || weight->count() == 0;
   if (grad_bias && grad->count() == 0 && grad_bias->count() != 0) {
     fill_with_zeros(*grad_bias);
@@ -231,8 +253,7 @@ Status ConvolutionPlanner::backward() {
     for (const auto& made : {grad_input, grad_weight}) {
       if (made && made->count() != 0) fill_with_zeros(*made);
     }
-    finish();
-    return {};
+    return finish();
   }
   Status status;
   if (grad_input || grad_weight) {
@@ -252,8 +273,7 @@ Status ConvolutionPlanner::backward() {
                           : add(ConvolutionPass::kBackwardFilter, in, made, given);
     }
   }
-  finish();
-  return status;
+  return status.ok() ? finish() : status;
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "ir/ops/op_table_generated.h"
 #include "worker/targets/cuda/ops/plan/plan_builder.h"
+#include "worker/targets/cuda/ops/rnn_sizes.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
@@ -136,8 +137,7 @@ Status RnnPlanner::forward() {
   }
   plan_.before = plan_.steps.steps.size();
   for (const DeferredCopy& deferred : deferred_copies_) builder_.copy(deferred.from, deferred.to);
-  builder_.finish();
-  return {};
+  return builder_.finish();
 }
 
 Status RnnPlanner::backward() {
@@ -170,8 +170,7 @@ Status RnnPlanner::backward() {
   for_each_weight(grad_weight, [&](const OpTensor& part, uint64_t from) {
     builder_.copy(in_weights(part, plan_.grad_weights, from), part);
   });
-  builder_.finish();
-  return {};
+  return builder_.finish();
 }
 
 }  // namespace
@@ -210,9 +209,7 @@ Status find_rnn_problem(const ir::Graph& graph, uint32_t node, std::span<const i
   const auto given = static_cast<int64_t>(weights->items.size());
   if (given != 2 * problem->directions && given != 4 * problem->directions) return unsupported("with such weights");
   problem->biases = given == 4 * problem->directions;
-  const bool all =
-      std::ranges::all_of(weights->items, [](const ir::Arg& each) { return each.tag == ir::ArgTag::kView; });
-  return all ? Status() : unsupported("without weights");
+  return has_rnn_sizes(op) ? Status() : unsupported("of sizes that do not match");
 }
 
 Status plan_rnn(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values, const RnnProblem& problem,

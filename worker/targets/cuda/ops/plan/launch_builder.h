@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -15,6 +16,8 @@ namespace torch_remote::worker::cuda {
 
 // The most blocks of a launch in which each block loops over items.
 inline constexpr int64_t kMaxBlocks = 1 << 16;
+// The most blocks that a launch may have at all.
+inline constexpr int64_t kMaxGrid = 0x7FFFFFFF;
 
 // The number of blocks of 256 threads for so many items; threads loop if there are more.
 inline int64_t blocks_for(int64_t items) {
@@ -34,7 +37,7 @@ class [[nodiscard]] LaunchBuilder {
     static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % 8 == 0);
     launch_.file = file;
     launch_.kernel = kernel;
-    launch_.grid = grid <= 0 ? 0 : static_cast<unsigned>(grid);
+    launch_.grid = grid <= 0 ? 0 : static_cast<unsigned>(std::min(grid, kMaxGrid + 1));
     launch_.block = block;
     launch_.words.resize(sizeof(T) / 8);
     std::memcpy(launch_.words.data(), &arguments, sizeof(T));

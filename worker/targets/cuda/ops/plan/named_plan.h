@@ -13,8 +13,9 @@ using PlanOp = Status (*)(OpNode& node, PlanBuilder& plan);
 struct NamedPlan {
   std::string_view name;
   PlanOp plan;
-  bool takes_complex = false;  // Elements are only copied, or the plan checks dtypes itself.
-  bool is_lowered = false;     // Its formula is that of the op's expression or expansion.
+  // Elements are only copied, or the plan checks dtypes itself. Other plans take only dtypes of is_kernel_dtype.
+  bool takes_complex = false;
+  bool is_lowered = false;  // Its formula is that of the op's expression or expansion.
 };
 
 // The plans that the column `cuda` of ir/ops/*.toml names, by opcode and for ops outside the table by name

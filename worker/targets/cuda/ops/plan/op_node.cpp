@@ -49,6 +49,14 @@ std::vector<int64_t> OpNode::integers(std::string_view name) {
   return all;
 }
 
+size_t OpNode::dim(int64_t given, size_t rank) {
+  const auto count = static_cast<int64_t>(rank);
+  const int64_t index = given < 0 ? given + count : given;
+  const bool exists = index >= 0 && index < count;
+  require(exists);
+  return exists ? static_cast<size_t>(index) : 0;
+}
+
 uint64_t OpNode::bits(std::string_view name, DType dtype) {
   if (ir::is_float(dtype)) return float_bits(number(name), dtype);
   if (dtype == DType::kBool) return number(name) != 0 ? 1 : 0;

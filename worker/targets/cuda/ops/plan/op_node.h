@@ -34,6 +34,12 @@ class OpNode {
   double number(std::string_view name, double otherwise = 0);
   bool flag(std::string_view name, bool otherwise = false) { return integer(name, otherwise ? 1 : 0) != 0; }
   std::vector<int64_t> integers(std::string_view name);
+  // The index of a dim of a tensor with this rank. A negative dim counts from the end. If there is no such dim, the
+  // node has no plan, and the index is 0.
+  size_t dim(int64_t given, size_t rank);
+  // If a condition does not hold, the node has no plan: PlanBuilder::finish declines it.
+  void require(bool condition) { fits_ &= condition; }
+  bool fits() const { return fits_; }
   // A number argument as the bits of an element.
   uint64_t bits(std::string_view name, ir::DType dtype);
 
@@ -52,6 +58,7 @@ class OpNode {
   const uint32_t index_;
   const std::span<const int64_t> values_;
   std::vector<ir::Sym>* const symbols_;
+  bool fits_ = true;  // All conditions of `require` hold.
 };
 
 }  // namespace torch_remote::worker::cuda

@@ -1,16 +1,45 @@
 #include "worker/targets/cuda/ops/plan/op_tensor.h"
 
 #include <bit>
+#include <limits>
 
 namespace torch_remote::worker::cuda {
 
 using ir::DType;
 
-int64_t OpTensor::count() const {
+int64_t count_of(std::span<const int64_t> sizes) {
   int64_t points = 1;
-  for (const int64_t size : sizes) points *= size;
-  return points;
+  bool overflows = false;
+  for (const int64_t size : sizes) {
+    if (size == 0) return 0;
+    overflows |= __builtin_mul_overflow(points, size, &points);
+  }
+  return overflows ? std::numeric_limits<int64_t>::max() : points;
 }
+
+bool is_kernel_dtype(DType dtype) {
+  switch (dtype) {
+    case DType::kBool:
+    case DType::kUInt8:
+    case DType::kInt8:
+    case DType::kInt16:
+    case DType::kInt32:
+    case DType::kInt64:
+    case DType::kFloat16:
+    case DType::kBFloat16:
+    case DType::kFloat32:
+    case DType::kFloat64:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool is_of(const std::optional<OpTensor>& tensor, DType dtype, int64_t count) {
+  return !tensor || (tensor->dtype == dtype && tensor->count() == count);
+}
+
+bool has_count(const std::optional<OpTensor>& tensor, int64_t count) { return !tensor || tensor->count() == count; }
 
 bool OpTensor::is_packed() const {
   int64_t step = 1;
@@ -39,12 +68,14 @@ std::vector<int64_t> packed_strides(std::span<const int64_t> sizes) {
   return strides;
 }
 
-size_t wrap_dim(int64_t dim, size_t rank) {
-  return static_cast<size_t>(dim < 0 ? dim + static_cast<int64_t>(rank) : dim);
-}
-
 OpTensor slice(const OpTensor& whole, size_t dim, int64_t begin, int64_t size, int64_t step) {
   OpTensor made = whole;
+  int64_t last = 0;  // From `begin` on.
+  const bool overflows = size > 0 && __builtin_mul_overflow(size - 1, step, &last);
+  if (overflows || size < 0 || (size > 0 && (begin < 0 || last < 0 || begin >= whole.sizes[dim] - last))) {
+    made.sizes[dim] = -1;
+    return made;
+  }
   made.location.offset += static_cast<uint64_t>(begin * whole.strides[dim]) * ir::item_size(whole.dtype);
   made.sizes[dim] = size;
   made.strides[dim] *= step;

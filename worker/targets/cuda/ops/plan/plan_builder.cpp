@@ -10,6 +10,19 @@ namespace torch_remote::worker::cuda {
 
 using ir::DType;
 
+PlanBuilder::PlanBuilder(OpNode& node, OpPlan* plan) : node_(node), plan_(plan) {
+  ir::for_each_view(node.ir_node(), [&](uint32_t view, bool) {
+    const OpTensor tensor = node.tensor_of(view);
+    if (tensor.location.buffer == kNoLocation || tensor.count() == 0) return;
+    uint64_t last = 0;  // The session has checked that the view is in its buffer.
+    for (size_t d = 0; d < tensor.sizes.size(); ++d) {
+      last += static_cast<uint64_t>(tensor.sizes[d] - 1) * static_cast<uint64_t>(tensor.strides[d]);
+    }
+    uint64_t& end = ends_[tensor.location.buffer];
+    end = std::max(end, tensor.location.offset + (last + 1) * ir::item_size(tensor.dtype));
+  });
+}
+
 Location PlanBuilder::scratch(uint64_t nbytes) {
   plan_->scratch.push_back(std::max<uint64_t>(nbytes, 8));
   return {kScratch + static_cast<uint32_t>(plan_->scratch.size() - 1), 0};
@@ -85,8 +98,10 @@ void PlanBuilder::add_parts_copy(Location from, DType from_type, std::span<const
 
 void PlanBuilder::copy(const OpTensor& from, const OpTensor& to) {
   std::vector<int64_t> strides(to.sizes.size());
+  node_.require(from.sizes.size() <= to.sizes.size());
   const size_t missing = to.sizes.size() - std::min(from.sizes.size(), to.sizes.size());
   for (size_t d = missing; d < to.sizes.size(); ++d) {
+    node_.require(from.sizes[d - missing] == 1 || from.sizes[d - missing] == to.sizes[d]);
     strides[d] = from.sizes[d - missing] == 1 ? 0 : from.strides[d - missing];
   }
   add_copy(from.location, from.dtype, strides, to);
@@ -143,10 +158,56 @@ Location PlanBuilder::output(const OpTensor& to) {
   return location;
 }
 
-void PlanBuilder::finish() {
+Status PlanBuilder::finish() {
   for (const DeferredCopy& deferred : deferred_copies_)
     add_copy(deferred.from, deferred.to.dtype, packed_strides(deferred.to.sizes), deferred.to);
   deferred_copies_.clear();
+  const bool fits =
+      node_.fits() && std::ranges::all_of(plan_->steps, [&](const OpStep& step) { return is_valid(step); });
+  return fits ? Status() : unsupported("with sizes, dims or dtypes that do not match");
+}
+
+uint64_t PlanBuilder::end_of(uint32_t buffer) const {
+  if (buffer >= kScratch) {
+    const size_t piece = buffer - kScratch;
+    return piece < plan_->scratch.size() ? plan_->scratch[piece] : 0;
+  }
+  const auto found = ends_.find(buffer);
+  return found == ends_.end() ? 0 : found->second;
+}
+
+bool PlanBuilder::is_inside(const Location& at, int64_t item, std::span<const int64_t> sizes,
+                            std::span<const int64_t> strides) const {
+  if (std::ranges::any_of(sizes, [](int64_t size) { return size < 0; })) return false;
+  if (std::ranges::find(sizes, 0) != sizes.end()) return true;
+  int64_t first = 0, last = 0;  // Elements.
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    int64_t reach = 0;
+    if (__builtin_mul_overflow(sizes[d] - 1, strides[d], &reach)) return false;
+    int64_t& edge = reach < 0 ? first : last;
+    if (__builtin_add_overflow(edge, reach, &edge)) return false;
+  }
+  const auto offset = static_cast<int64_t>(at.offset);
+  int64_t begin = 0, end = 0;  // Bytes.
+  const bool overflows = __builtin_mul_overflow(first, item, &begin) || __builtin_add_overflow(begin, offset, &begin) ||
+                         __builtin_mul_overflow(last, item, &end) || __builtin_add_overflow(end, offset, &end) ||
+                         __builtin_add_overflow(end, item, &end);
+  return !overflows && begin >= 0 && static_cast<uint64_t>(end) <= end_of(at.buffer);
+}
+
+bool PlanBuilder::is_valid(const OpStep& step) const {
+  if (const auto* const moved = std::get_if<StridedMove>(&step)) {
+    const bool converts = moved->from_type != moved->to_type;
+    if (converts && !(is_kernel_dtype(moved->from_type) && is_kernel_dtype(moved->to_type))) return false;
+    return is_inside(moved->from, ir::item_size(moved->from_type), moved->sizes, moved->from_strides) &&
+           is_inside(moved->to, ir::item_size(moved->to_type), moved->sizes, moved->to_strides);
+  }
+  if (const auto* const fill = std::get_if<OpFill>(&step)) {
+    const int64_t bytes[] = {static_cast<int64_t>(fill->nbytes)}, stride[] = {1};
+    return is_inside(fill->to, 1, bytes, stride);
+  }
+  const auto* const launch = std::get_if<OpLaunch>(&step);
+  return launch == nullptr || launch->grid <= kMaxGrid;
 }
 
 uint32_t PlanBuilder::add_operand(int64_t dim, std::string message) {

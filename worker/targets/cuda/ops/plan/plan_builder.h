@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <span>
 #include <string>
 #include <utility>
@@ -18,7 +19,7 @@ namespace torch_remote::worker::cuda {
 class PlanBuilder {
  public:
   // Both must outlive the builder.
-  PlanBuilder(OpNode& node, OpPlan* plan) : node_(node), plan_(plan) {}
+  PlanBuilder(OpNode& node, OpPlan* plan);
   PlanBuilder(const PlanBuilder&) = delete;
   PlanBuilder& operator=(const PlanBuilder&) = delete;
 
@@ -46,7 +47,8 @@ class PlanBuilder {
   // shares its buffer; `finish` then adds the copy.
   Location output(const OpTensor& to);
 
-  void copy(const OpTensor& from, const OpTensor& to);  // Broadcasts `from`.
+  // Broadcasts `from`. Requires (OpNode::require) that its sizes can be broadcast.
+  void copy(const OpTensor& from, const OpTensor& to);
   void zero(Location to, uint64_t nbytes) { plan_->steps.emplace_back(OpFill{to, nbytes, 0}); }
   void upload(OpUpload upload) { plan_->steps.emplace_back(std::move(upload)); }
   // `grid`: number of blocks; `block`: threads per block.
@@ -58,17 +60,25 @@ class PlanBuilder {
   // IndexedOperand (deferred_failures.h).
   uint32_t add_operand(int64_t dim, std::string message = {});
   uint32_t add_described_operand(std::string (*describe)(int64_t index, int64_t bound));
-  // Must be called after the last step.
-  void finish();
+  // Whether elements at these strides are in memory of the node's tensors, or in the scratch memory. `item`: bytes of
+  // an element.
+  bool is_inside(const Location& at, int64_t item, std::span<const int64_t> sizes,
+                 std::span<const int64_t> strides) const;
+  // Must be called after the last step. kUnsupported: a step would access other memory, a launch has too many blocks,
+  // or a condition of OpNode::require does not hold.
+  Status finish();
 
  private:
   bool is_read(uint32_t buffer) const;
+  uint64_t end_of(uint32_t buffer) const;
+  bool is_valid(const OpStep& step) const;
   void add_copy(Location from, ir::DType from_type, std::span<const int64_t> from_strides, const OpTensor& to);
   // Copies between complex and real dtypes.
   void add_parts_copy(Location from, ir::DType from_type, std::span<const int64_t> from_strides, const OpTensor& to);
 
   OpNode& node_;
   OpPlan* const plan_;
+  std::map<uint32_t, uint64_t> ends_;  // One past the last byte of each buffer that the node's views reach.
   struct DeferredCopy {
     Location from;
     OpTensor to;

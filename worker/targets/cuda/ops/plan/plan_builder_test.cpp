@@ -59,7 +59,7 @@ TEST_F(PlanBuilderTest, OperandsThatALaunchAsksForArePackedBeforeIt) {
   builder_->launch(KernelFile::kFill, "triangle", TriangleArguments{.count = 12}, 1)
       .at(&TriangleArguments::in, builder_->packed(self))
       .at(&TriangleArguments::out, builder_->output(to));
-  builder_->finish();
+  ASSERT_TRUE(builder_->finish().ok());
   ASSERT_EQ(steps(), "move launch");
   const Location packed = std::get<StridedMove>(plan_.steps[0]).to;
   const auto& launch = std::get<OpLaunch>(plan_.steps[1]);
