@@ -87,7 +87,8 @@ void check_kernel_dtype(const OpEntry& op, const IValue* args) {
   // CPU compares the result's dtype with that of the written tensor first. Comparisons have bool results.
   const at::Tensor* written = op.desc->family == ir::Family::kPointwise ? written_at(op, args, 0) : nullptr;
   const bool compares = op.functional != nullptr && op.functional->desc->shape_rule == ir::ShapeRule::kComparison;
-  if (written != nullptr && !compares && !c10::canCast(dtype, written->scalar_type())) return;
+  TORCH_CHECK(written == nullptr || compares || c10::canCast(dtype, written->scalar_type()), "result type ", dtype,
+              " can't be cast to the desired output type ", written->scalar_type());
   refuse(op, args, dtype, {op.desc->name, op.functional != nullptr ? op.functional->desc->name : ""});
 }
 

@@ -195,7 +195,7 @@ def test_ops_that_read_an_operand_twice(remote):
     """Their results are not made in the operand's memory, although nothing needs the operand afterwards."""
 
     def gradients(device, compiled):
-        x, w = (t.to(device).requires_grad_() for t in operands)
+        x, w = (t.to(device, copy=True).requires_grad_() for t in operands)
         compiled(x, w).square().sum().backward()
         return x.grad.cpu(), w.grad.cpu()
 
@@ -209,6 +209,18 @@ def test_ops_that_read_an_operand_twice(remote):
     parts = torch.compile(lambda x: torch.frexp(x * 2), backend="remote", fullgraph=True)
     for got, expected in zip(parts(operands[0].to(remote)), torch.frexp(operands[0] * 2), strict=True):
         torch.testing.assert_close(got.cpu(), expected)
+
+
+def test_windows_of_a_number_that_are_written(remote):
+    """Torch's decomposition of the gradient would give the number a dimension."""
+
+    def scale(x):
+        y = torch.relu(x)
+        y.unfold(-1, 0, 2).mul_(2)
+        return y
+
+    # Functionalization writes 0 where no window is.
+    assert torch.compile(scale, backend="remote")(torch.tensor(3.0, device=remote)).tolist() == 0
 
 
 def test_a_module_partly_on_cpu(remote):

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey
+from torch._decomp import decomposition_table
 from torch._decomp.decompositions import upsample_compute_output_size
 from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
@@ -149,6 +150,9 @@ def _replaced() -> dict[OpOverload, Kernels]:
     }
     # Torch's decomposition returns other values than its kernel, and another shape for a vector.
     kernels[torch.ops.aten.multilabel_margin_loss_forward.default] = {}
+    # Torch's decomposition gives the gradient of a tensor without dimensions a dimension.
+    unfold_backward = torch.ops.aten.unfold_backward.default
+    kernels[unfold_backward] = {DispatchKey.Meta: lambda gradient, sizes, *_: gradient.new_empty(sizes)}
     for names, make in ((_NEAREST, _nearest), (_LINEAR, _linear)):
         for name in names:
             forward, backward = getattr(torch.ops.aten, name), getattr(torch.ops.aten, f"{name}_backward").default
@@ -175,6 +179,9 @@ def undecomposed_ops() -> Iterator[None]:
     """In this context, tracing keeps these ops whole, also with symbolic sizes."""
     with _lock:
         saved = {op: op.py_kernels.copy() for op in _replaced()}
+        # A decomposition comes before a shape function.
+        shaped = [op for op, kernels in _replaced().items() if DispatchKey.Meta in kernels]
+        decompositions = {op: decomposition_table.pop(op) for op in shaped if op in decomposition_table}
         try:
             for op, kernels in _replaced().items():
                 for key in _COMPOSED:
@@ -183,6 +190,7 @@ def undecomposed_ops() -> Iterator[None]:
                 op._dispatch_cache.clear()
             yield
         finally:
+            decomposition_table.update(decompositions)
             for op, kernels in saved.items():
                 op.py_kernels.clear()
                 op.py_kernels.update(kernels)
