@@ -181,8 +181,10 @@ def undecomposed_ops() -> Iterator[None]:
         saved = {op: op.py_kernels.copy() for op in _replaced()}
         # A decomposition comes before a shape function.
         shaped = [op for op, kernels in _replaced().items() if DispatchKey.Meta in kernels]
-        decompositions = {op: decomposition_table.pop(op) for op in shaped if op in decomposition_table}
+        decompositions = {op: decomposition_table[op] for op in shaped if op in decomposition_table}
         try:
+            for op in decompositions:
+                del decomposition_table[op]
             for op, kernels in _replaced().items():
                 for key in _COMPOSED:
                     op.py_kernels.pop(key, None)
@@ -190,7 +192,8 @@ def undecomposed_ops() -> Iterator[None]:
                 op._dispatch_cache.clear()
             yield
         finally:
-            decomposition_table.update(decompositions)
+            for op, decomposition in decompositions.items():
+                decomposition_table[op] = decomposition
             for op, kernels in saved.items():
                 op.py_kernels.clear()
                 op.py_kernels.update(kernels)
