@@ -22,6 +22,7 @@
 #include "frontend/inspect/graph_object.h"
 #include "frontend/inspect/kineto.h"
 #include "frontend/inspect/profile.h"
+#include "frontend/inspect/shadow.h"
 #include "frontend/ops/cpu_fallback.h"
 #include "frontend/ops/registration.h"
 #include "frontend/ops/transformer.h"
@@ -311,6 +312,12 @@ std::pair<uint64_t, uint64_t> memory_limits(int device, bool empty_cache) {
   return {room.limit, room.free};
 }
 
+void set_shadow_runs(double rate, uint64_t first_runs) {
+  check_not_forked();
+  py::gil_scoped_release release;
+  set_shadow({rate, first_runs});
+}
+
 // Finishes a graph. `places` maps each node that may be an input to the source of its value. The source is a position
 // among a call's arguments, or a constant tensor and its copy on the CPU. None means that the call's arguments are the
 // inputs, in order.
@@ -391,6 +398,10 @@ PYBIND11_MODULE(_C, module) {
   module.def("host_memory_stats", wrap_pybind_function(f::host_memory_stats));
   module.def("reset_host_memory_stats", f::reset_host_memory_stats);
   module.def("release_host_memory", f::release_host_memory);
+  module.def("set_shadow", wrap_pybind_function(f::set_shadow_runs), py::arg("rate"), py::arg("first_runs"));
+  module.def("shadow_report", wrap_pybind_function(f::shadow_report), py::arg("device"), py::arg("wait"),
+             py::arg("file"));
+  module.def("watch_shadow_differences", f::watch_shadow_differences);
   module.def("memory_fraction",
              wrap_pybind_function([](int device) { return f::memory_fraction(f::checked_device(device)); }));
   module.def("set_memory_fraction", wrap_pybind_function(f::set_fraction));

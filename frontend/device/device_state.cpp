@@ -71,6 +71,7 @@ struct State {
   std::atomic<bool> forked{false};
   std::atomic<bool> used{false};
   ConnectionObserver* observer = nullptr;
+  std::optional<remote::ShadowSettings> shadow;  // the user's choice
 };
 
 State& state() {
@@ -146,6 +147,18 @@ Status limit_memory(remote::Client& worker, double fraction, const remote::KeepW
   return worker.memory(request, keep_waiting, &room);
 }
 
+// The first runs of GPUs are checked, because nobody may have run the tests on this GPU and driver.
+constexpr uint64_t kFirstRunsOnGpus = 200;
+
+// Sends the worker the user's choice of shadow runs, if there is one.
+Status choose_shadow(remote::Client& worker, const std::optional<remote::ShadowSettings>& chosen,
+                     const remote::KeepWaiting& keep_waiting) {
+  if (chosen) return chosen->rate > 0 || chosen->first_runs > 0 ? worker.shadow().set(*chosen, keep_waiting) : Status();
+  if (!worker.connection().machine().capabilities.compiles_for_gpu()) return {};
+  const Status status = worker.shadow().set({0, kFirstRunsOnGpus}, keep_waiting);
+  return status.code() == ErrorCode::kUnsupported ? Status() : status;
+}
+
 // Requires the GIL. The exception class lives in the Python package.
 void set_worker_lost(const std::string& message) {
   const py::object make = py::module_::import("torch_remote.errors").attr("worker_lost");
@@ -188,6 +201,11 @@ remote::WorkerFiles& paths() {
 }
 
 namespace {
+
+std::optional<remote::ShadowSettings> shadow_choice() {
+  const std::lock_guard lock(state().mutex);
+  return state().shadow;
+}
 
 // Returns true if this thread must connect the device and then call finish_connect. Returns false if another thread has
 // connected it, or if the wait was interrupted, in which case *status is set.
@@ -252,6 +270,7 @@ bool connect(c10::DeviceIndex device, Status* status) noexcept {
       *status = start(device, go_on, *connection);
       const double fraction = s.memory_fraction[device];
       if (status->ok() && fraction < 1) *status = limit_memory(*connection->client, fraction, go_on);
+      if (status->ok()) *status = choose_shadow(*connection->client, shadow_choice(), go_on);
     }
     if (!status->ok()) {
       connection = nullptr;
@@ -311,6 +330,17 @@ void reset_counters(c10::DeviceIndex device) {
   std::lock_guard lock(s.ended_mutex);
   s.ended[device] = {};
   if (remote::Client* client = existing_client(device)) client->connection().reset_counters();
+}
+
+void set_shadow(const remote::ShadowSettings& settings) {
+  {
+    const std::lock_guard lock(state().mutex);
+    state().shadow = settings;
+  }
+  for (int i = 0; i < device_count(); ++i) {
+    const std::shared_ptr<remote::Client> worker = running_client(static_cast<c10::DeviceIndex>(i));
+    if (worker != nullptr) check(worker->shadow().set(settings, keep_waiting));
+  }
 }
 
 double memory_fraction(c10::DeviceIndex device) { return state().memory_fraction[device]; }

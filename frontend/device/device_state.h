@@ -53,6 +53,10 @@ void reset_counters(c10::DeviceIndex device);
 double memory_fraction(c10::DeviceIndex device);
 void set_memory_fraction(c10::DeviceIndex device, double fraction);
 
+// The runs that the workers check (remote/client/shadow.h): those of running workers, and of workers that start later.
+// Raises if a running worker has no reference.
+void set_shadow(const remote::ShadowSettings& settings);
+
 // The next three functions end the device's worker, if there is one. The next use of the device starts another worker.
 //
 // Cancels a start of the worker. Ends the waits of other threads, which return kLost. Call it with no lock held and

@@ -93,6 +93,7 @@ from torch_remote.profiling import nvtx
 from torch_remote.profiling.benchmark import benchmark
 from torch_remote.profiling.explanation import explain
 from torch_remote.profiling.profiler import profile
+from torch_remote.shadow import ShadowReport, ShadowWarning, shadow, shadow_report
 
 __all__ = [
     "CopyPath",
@@ -100,6 +101,8 @@ __all__ = [
     "Event",
     "Graph",
     "OutOfMemoryError",
+    "ShadowReport",
+    "ShadowWarning",
     "Stream",
     "StreamContext",
     "UnexpectedCompile",
@@ -180,6 +183,8 @@ __all__ = [
     "set_rng_state_all",
     "set_stream",
     "set_sync_debug_mode",
+    "shadow",
+    "shadow_report",
     "stats",
     "stream",
     "streams",

@@ -53,6 +53,7 @@ bool repeats(Type type) {
     case Type::kRecordEvent:
     case Type::kStatFile:
     case Type::kReadFile:
+    case Type::kShadow:
       return true;
     default:
       return false;

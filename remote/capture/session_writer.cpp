@@ -56,4 +56,22 @@ void SessionWriter::read(uint64_t buffer, uint32_t item_size, std::span<const in
   writer_->received(header, {reply.GetBufferPointer(), reply.GetSize()}, bytes);
 }
 
+Status save_run(const std::string& path, const ir::Graph& source, const ir::Graph& program,
+                std::span<const int64_t> params, std::span<const std::vector<std::byte>> inputs,
+                ir::MathModes math_modes) {
+  std::shared_ptr<CaptureWriter> writer;
+  if (Status status = CaptureWriter::open({path, UINT64_MAX}, &writer); !status) return status;
+  SessionWriter session(std::move(writer));
+  std::vector<uint64_t> ids;
+  for (const std::vector<std::byte>& bytes : inputs) {
+    ids.push_back(ids.size() + 1);
+    session.upload(ids.back(), bytes);
+  }
+  ir::Graph sent = program;
+  sent.source_lines.clear();  // `source` has them
+  session.load(1, &source, sent);
+  session.run(1, params, ids, ids.size() + 1, {}, math_modes);
+  return {};
+}
+
 }  // namespace torch_remote::remote

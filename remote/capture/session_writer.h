@@ -1,9 +1,11 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "flatbuffers/flatbuffers.h"
@@ -40,5 +42,11 @@ class SessionWriter {
   std::map<uint32_t, LastRun> last_runs_;  // last run of each program, by number
   uint64_t sequence_ = 0;
 };
+
+// Writes a capture of one run: the bytes of its inputs, the program, the run. `source` is the graph before the passes.
+// Overwrites the file.
+Status save_run(const std::string& path, const ir::Graph& source, const ir::Graph& program,
+                std::span<const int64_t> params, std::span<const std::vector<std::byte>> inputs,
+                ir::MathModes math_modes);
 
 }  // namespace torch_remote::remote

@@ -55,6 +55,7 @@ Client::Client(std::unique_ptr<Channel> channel)
       files_(*channel_),
       functions_(*channel_),
       checkpoint_(*channel_),
+      shadow_(*channel_),
       connection_(*channel_) {}
 
 Client::~Client() = default;

@@ -17,6 +17,7 @@
 #include "remote/client/device_events.h"
 #include "remote/client/remote_files.h"
 #include "remote/client/remote_functions.h"
+#include "remote/client/shadow.h"
 #include "remote/client/types.h"
 #include "remote/client/worker_memory.h"
 #include "remote/client/worker_profile.h"
@@ -67,6 +68,7 @@ class Client {
   RemoteFiles& files() { return files_; }
   RemoteFunctions& functions() { return functions_; }
   Checkpoint& checkpoint() { return checkpoint_; }
+  Shadow& shadow() { return shadow_; }
   ConnectionStatus& connection() { return connection_; }
   const ConnectionStatus& connection() const { return connection_; }
 
@@ -148,6 +150,7 @@ class Client {
   RemoteFiles files_;
   RemoteFunctions functions_;
   Checkpoint checkpoint_;
+  Shadow shadow_;
   ConnectionStatus connection_;
 
   // Guarded by Channel::order.

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <iterator>
 #include <type_traits>
+#include <utility>
 
 #include "remote/client/event_log.h"
+#include "remote/client/shadow.h"
 #include "remote/wire/message.h"
 
 namespace torch_remote::remote {
@@ -191,6 +193,8 @@ Status Replies::handle(Frame& frame) {
       return handle_reply<wire::StatFileReply>(frame);
     case wire::Type::kMemoryReply:
       return handle_reply<wire::MemoryReply>(frame);
+    case wire::Type::kShadowReply:
+      return handle_reply<wire::ShadowReply>(frame);
     case wire::Type::kProfilePart:
       return handle_profile_part(frame);
     case wire::Type::kAcknowledge:
@@ -268,6 +272,9 @@ void Replies::store_stats(const wire::WorkerStats* stats) {
                     stat(stats->segments()),  stats->num_alloc_retries(), stats->num_ooms()};
   totals_.kernels_compiled = stats->kernels_compiled();
   totals_.groups_without_kernel = stats->groups_without_kernel();
+  if (std::exchange(totals_.differences, stats->differences()) < stats->differences()) {
+    if (const auto call = on_shadow_difference.load()) call();
+  }
 }
 
 // --- profile ---------------------------------------------------------------------------------------------------------

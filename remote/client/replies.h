@@ -88,6 +88,7 @@ class Replies {
     uint64_t bytes_received = 0;  // headers and control bytes
     uint64_t kernels_compiled = 0;
     uint64_t groups_without_kernel = 0;
+    uint64_t differences = 0;  // of shadow runs
     uint64_t back_pressure_waits = 0;
     MemoryUse memory;
   };

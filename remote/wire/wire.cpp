@@ -98,6 +98,9 @@ const char* name(Type type) {
       return "read file";
     case Type::kUnloadPrograms:
       return "unload programs";
+    case Type::kShadow:
+    case Type::kShadowReply:
+      return "shadow";
     case Type::kReceivedAck:
     case Type::kSessionClosed:
     case Type::kTransport:

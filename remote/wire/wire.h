@@ -40,6 +40,8 @@ enum class Type : uint8_t {
   kCallFunctionReply,
   kCancelFunction,
   kUnloadPrograms,
+  kShadow,
+  kShadowReply,
   kReceivedAck = 190,  // resumable sessions: the sender has received all messages up to the header's sequence
   kSessionClosed,      // resumable sessions: the session is over
   kTransport = 200,    // from here on: messages of the transport itself (segments are announced, attachments returned)

@@ -29,7 +29,7 @@ Status outcome_of(Device& device, const ir::Graph& graph, const RunCase& run, st
 class Mismatch : public Test {
  public:
   Mismatch(RestartingWorker& worker, RestartingWorker& other, bool compare_passes, std::span<const passes::Pass> passes,
-           const Tolerance& tolerance)
+           const ir::Tolerance& tolerance)
       : worker_(worker), other_(other), compare_passes_(compare_passes), passes_(passes), tolerance_(tolerance) {}
 
   Status interesting(const RunCase& run, bool* yes) override {
@@ -71,7 +71,7 @@ class Mismatch : public Test {
   RestartingWorker& other_;
   const bool compare_passes_;
   const std::span<const passes::Pass> passes_;
-  const Tolerance tolerance_;
+  const ir::Tolerance tolerance_;
   bool known_ = false, fails_ = false;
   std::string finding_;
 };
@@ -138,12 +138,12 @@ bool RestartingWorker::lost(const Status& status) {
 }
 
 std::unique_ptr<Test> passes_mismatch(RestartingWorker& worker, std::span<const passes::Pass> passes,
-                                      const Tolerance& tolerance) {
+                                      const ir::Tolerance& tolerance) {
   return std::make_unique<Mismatch>(worker, worker, true, passes, tolerance);
 }
 
 std::unique_ptr<Test> worker_mismatch(RestartingWorker& worker, RestartingWorker& other,
-                                      std::span<const passes::Pass> passes, const Tolerance& tolerance) {
+                                      std::span<const passes::Pass> passes, const ir::Tolerance& tolerance) {
   return std::make_unique<Mismatch>(worker, other, false, passes, tolerance);
 }
 

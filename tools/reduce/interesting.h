@@ -6,7 +6,7 @@
 
 #include "passes/pass.h"
 #include "tools/runs/case.h"
-#include "tools/runs/compare.h"
+#include "ir/compare.h"
 
 // The property that a run must keep while it is reduced.
 namespace torch_remote::tools::reduce {
@@ -38,10 +38,10 @@ class Test {
 
 // The graph and its optimized form give different results on one worker.
 std::unique_ptr<Test> passes_mismatch(RestartingWorker& worker, std::span<const passes::Pass> passes,
-                                      const Tolerance& tolerance);
+                                      const ir::Tolerance& tolerance);
 // The optimized graph gives different results on two workers.
 std::unique_ptr<Test> worker_mismatch(RestartingWorker& worker, RestartingWorker& other,
-                                      std::span<const passes::Pass> passes, const Tolerance& tolerance);
+                                      std::span<const passes::Pass> passes, const ir::Tolerance& tolerance);
 // A shell command exits with 0. In it, {} stands for the path of a capture of the run.
 std::unique_ptr<Test> command(std::string command);
 

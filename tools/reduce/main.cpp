@@ -39,7 +39,7 @@ struct Options {
   std::vector<int64_t> params;
   uint64_t run = 0, seed = 1;
   int threads = 0;
-  Tolerance tolerance;
+  ir::Tolerance tolerance;
   bool quiet = false;
 };
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "ir/ops/op_table_generated.h"
-#include "tools/runs/compact.h"
+#include "ir/compact.h"
 #include "tools/runs/execute.h"
 
 namespace torch_remote::tools::reduce {
@@ -162,8 +162,8 @@ std::vector<bool> needed_nodes(const ir::Graph& graph) {
 RunCase compacted(const RunCase& run) {
   RunCase result;
   result.math_modes = run.math_modes;
-  Remaining remaining;
-  result.graph = compact(run.graph, &remaining);
+  ir::Remaining remaining;
+  result.graph = ir::compact(run.graph, &remaining);
   for (ir::Buffer& buffer : result.graph.buffers) buffer.written_once = false;
   for (const uint32_t param : remaining.params) result.params.push_back(run.params[param]);
   for (const uint32_t input : remaining.inputs) result.inputs.push_back(run.inputs[input]);

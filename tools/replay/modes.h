@@ -9,7 +9,7 @@
 
 #include "passes/pass.h"
 #include "remote/capture/capture.h"
-#include "tools/runs/compare.h"
+#include "ir/compare.h"
 #include "tools/runs/device.h"
 
 // The modes of remote-replay. Each mode prints its findings on the standard output.
@@ -23,7 +23,7 @@ struct Options {
   int threads = 0;
   Compare compare = Compare::kNothing;
   bool rebuild = false;  // kPasses: runs this tool's passes on the recorded graph, instead of using the sent graph
-  Tolerance tolerance;
+  ir::Tolerance tolerance;
   uint64_t memory = uint64_t{1} << 30;  // bound on the bytes of intermediate results at a time
   uint64_t run = 0;                     // only this run, counted from 1; 0: all
   bool bench = false;

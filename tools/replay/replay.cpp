@@ -60,7 +60,7 @@ Status replay(remote::CaptureReader& capture, Device& device, const Options& opt
     if (!compare || replayer.failed()) continue;
     ++compared;
     const auto difference =
-        tools::compare(likely_dtype(read->item_size, exact), read->bytes, answer, options.tolerance);
+        ir::compare(likely_dtype(read->item_size, exact), read->bytes, answer, options.tolerance);
     if (difference) {
       differences.push_back("read " + std::to_string(compared) + " (message " + std::to_string(event->sequence) +
                             ", buffer " + std::to_string(read->buffer) +

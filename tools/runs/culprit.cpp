@@ -54,7 +54,7 @@ std::optional<uint32_t> maker_of(const ir::Graph& graph, uint32_t node, uint32_t
 // Finds the first operand that differs just before the two nodes, which come from the same record, run.
 Status differing_operand(const Side& a, const Side& b, const NodePair& pair, std::span<const int64_t> params,
                          std::span<const int64_t> values_a, std::span<const int64_t> values_b,
-                         const Tolerance& tolerance, std::optional<uint32_t>* operand) {
+                         const ir::Tolerance& tolerance, std::optional<uint32_t>* operand) {
   std::vector<Snapshot> snapshots_a, snapshots_b;
   auto graph_a = std::make_shared<const ir::Graph>(with_operand_snapshots(*a.graph, pair.a, &snapshots_a));
   auto graph_b = std::make_shared<const ir::Graph>(with_operand_snapshots(*b.graph, pair.b, &snapshots_b));
@@ -119,7 +119,7 @@ std::vector<NodePair> pair_with_itself(const ir::Graph& graph) {
 }
 
 Status find_culprit(const Side& a, const Side& b, const std::vector<NodePair>& pairs, std::span<const int64_t> params,
-                    const Tolerance& tolerance, uint64_t memory, std::optional<Culprit>* culprit) {
+                    const ir::Tolerance& tolerance, uint64_t memory, std::optional<Culprit>* culprit) {
   culprit->reset();
   std::vector<int64_t> values_a, values_b;
   if (Status status = ir::evaluate(*a.graph, params.data(), &values_a); !status) return status;

@@ -34,7 +34,7 @@ struct Culprit {
   std::string line;        // the user's source line, or ""
   uint32_t written = 0;    // the tensor that differs: an index in written_views() (snapshots.h)
   ir::DType dtype = ir::DType::kUInt8;
-  Difference difference;
+  ir::Difference difference;
   // If set, an operand that already differed when the op began: an index in read_views() (snapshots.h). No earlier pair
   // differs. So the operand's memory was overwritten after it was computed, unless the pair that computed it was
   // skipped.
@@ -48,6 +48,6 @@ struct Culprit {
 // difference comes from the memory plan, the groups, the order of ops, or a skipped pair. Returns an error if a run
 // fails.
 Status find_culprit(const Side& a, const Side& b, const std::vector<NodePair>& pairs, std::span<const int64_t> params,
-                    const Tolerance& tolerance, uint64_t memory, std::optional<Culprit>* culprit);
+                    const ir::Tolerance& tolerance, uint64_t memory, std::optional<Culprit>* culprit);
 
 }  // namespace torch_remote::tools

@@ -170,7 +170,7 @@ Status execute(Device& device, const LoadedGraph& loaded, std::span<const int64_
 }
 
 std::optional<std::string> compare(std::span<const OutputView> views, const Outcome& a, const Outcome& b,
-                                   const Tolerance& tolerance) {
+                                   const ir::Tolerance& tolerance) {
   if (a.error && b.error) return std::nullopt;
   if (a.error || b.error) {
     return std::string("only the ") + (a.error ? "first" : "second") +

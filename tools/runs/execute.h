@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ir/graph.h"
-#include "tools/runs/compare.h"
+#include "ir/compare.h"
 #include "tools/runs/device.h"
 
 // Runs one graph without changing its inputs, and compares the results of two runs.
@@ -54,7 +54,7 @@ Status execute(Device& device, const LoadedGraph& loaded, std::span<const int64_
 // nothing if they agree. `views`: those that were passed to execute() for both runs. Two runs that failed agree,
 // whatever their errors are.
 std::optional<std::string> compare(std::span<const OutputView> views, const Outcome& a, const Outcome& b,
-                                   const Tolerance& tolerance);
+                                   const ir::Tolerance& tolerance);
 
 // The dynamic results that a run's result words describe, with the sizes and strides that they have. Results whose
 // buffer does not survive are left out.

@@ -5,7 +5,7 @@
 
 #include "passes/pass.h"
 #include "passes/testing/random_program.h"
-#include "tools/runs/compact.h"
+#include "ir/compact.h"
 #include "tools/runs/culprit.h"
 #include "tools/runs/snapshots.h"
 
@@ -85,8 +85,8 @@ TEST(Compact, LeavesOutWhatNoNodeUses) {
   aten::relu_(%0!) loc("net.py:3 in f")
 })");
   graph.nodes.pop_back();
-  Remaining remaining;
-  const ir::Graph small = compact(graph, &remaining);
+  ir::Remaining remaining;
+  const ir::Graph small = ir::compact(graph, &remaining);
   ASSERT_TRUE(ir::verify(small).ok()) << ir::verify(small).message();
   EXPECT_EQ(remaining.params, (std::vector<uint32_t>{2, 3}));
   EXPECT_EQ(remaining.inputs, (std::vector<uint32_t>{1}));
@@ -105,8 +105,8 @@ TEST(Compact, AllOfAGraphMeansTheSame) {
   for (uint64_t seed = 0; seed < 100; ++seed) {
     SCOPED_TRACE(seed);
     const RandomGraph random = random_graph(seed);
-    Remaining remaining;
-    const ir::Graph small = compact(random.graph, &remaining);
+    ir::Remaining remaining;
+    const ir::Graph small = ir::compact(random.graph, &remaining);
     ASSERT_TRUE(ir::verify(small).ok()) << ir::verify(small).message();
     std::vector<int64_t> params, before, after;
     for (const uint32_t param : remaining.params) params.push_back(random.params[param]);

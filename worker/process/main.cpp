@@ -370,6 +370,9 @@ int run(int argc, char** argv, const std::vector<Target>& targets) {
     std::ranges::transform(chosen.numbers, std::back_inserter(listening.devices), target.open);
   }
   options.open_device = target.open(chosen.numbers.front());
+  for (const Target& other : targets) {
+    if (other.open_reference) options.open_reference = other.open_reference;
+  }
   const auto load = [&target](ServerOptions* its) { return target.load ? target.load(its) : Status(); };
   if (!listening.url.empty()) {
     listening.opens_first = target.numbered;

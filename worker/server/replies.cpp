@@ -40,6 +40,7 @@ wire::WorkerStats Replies::worker_stats() const {
   const auto encoded = [](const MemoryStat& stat) {
     return wire::MemoryStat(stat.current, stat.peak, stat.allocated, stat.freed);
   };
+  const StepWatcher* const watcher = session_.watcher();
   uint64_t kernels = 0, refused = 0;
   for (const auto& runner : opened_.runners) {
     kernels += runner->kernels_compiled();
@@ -52,7 +53,8 @@ wire::WorkerStats Replies::worker_stats() const {
           stats.num_alloc_retries,
           stats.num_ooms,
           kernels,
-          refused};
+          refused,
+          watcher ? watcher->findings() : 0};
 }
 
 AttachmentPtr Replies::allocate(uint64_t nbytes) {

@@ -21,6 +21,7 @@
 #include "worker/server/profile_stream.h"
 #include "worker/server/replies.h"
 #include "worker/session/session.h"
+#include "worker/shadow/shadow.h"
 
 namespace torch_remote::worker {
 namespace {
@@ -73,6 +74,9 @@ class Server {
   Status handle(const wire::HasOp& message, Frame& frame);
   Status handle(const wire::Profile& message, Frame& frame);
   Status handle(const wire::Memory& message, Frame& frame);
+  Status handle(const wire::Shadow& message, Frame& frame);
+  flatbuffers::Offset<wire::ShadowDifference> encode_difference(flatbuffers::FlatBufferBuilder& builder,
+                                                                const ShadowDifference& found, AttachmentPtr* bytes);
   Status checkpoint(wire::Checkpoint what, uint64_t sequence);
 
   remote::Transport& transport_;
@@ -80,6 +84,7 @@ class Server {
   Inbox& inbox_;
   const OpenSession& opened_;
   Session session_{opened_.device.get(), &opened_.runners};
+  std::unique_ptr<Shadow> shadow_;  // Set when the client first asks for shadow runs.
   Replies replies_{transport_, inbox_, opened_, session_};
   PendingMessages pending_{*opened_.device, session_, replies_};
   ProfileStream profile_{opened_, session_, replies_};
@@ -185,6 +190,8 @@ Status Server::dispatch(Frame& frame) {
       return verify_and_handle<wire::Profile>(frame, "profile");
     case Type::kMemory:
       return verify_and_handle<wire::Memory>(frame, "memory");
+    case Type::kShadow:
+      return verify_and_handle<wire::Shadow>(frame, "shadow");
     default:
       return Status::invalid("remote: the client sent a message of type " + std::to_string(frame.header.type) +
                              ", which the worker does not expect");
@@ -405,6 +412,56 @@ Status Server::handle(const wire::RecordEvent& message, Frame& frame) {
 }
 
 // --- the worker ------------------------------------------------------------------------------------------------------
+
+Status Server::handle(const wire::Shadow& message, Frame& frame) {
+  if (Status status = pending_.drain(); !status.ok()) return status;
+  session_.wait_for_background();
+  auto& builder = replies_.begin();
+  if (!options_.open_reference) {
+    const Status why(ErrorCode::kUnsupported,
+                     "remote: this worker has no reference implementation to compare runs with; use a worker of the "
+                     "package (torch-remote-worker), not 'inproc'");
+    return replies_.reply(Type::kShadowReply, frame.header.sequence,
+                          wire::CreateShadowReply(builder, encode(builder, make_failure(why, frame.header.sequence))));
+  }
+  if (!shadow_) {
+    shadow_ = std::make_unique<Shadow>(*opened_.device, opened_.runners, options_.open_reference);
+    session_.set_watcher(shadow_.get());
+  }
+  if (message.sets()) shadow_->set({std::clamp(message.rate(), 0.0, 1.0), message.first_runs()});
+  if (message.wait()) shadow_->wait();
+  AttachmentPtr bytes;
+  flatbuffers::Offset<wire::ShadowDifference> difference;
+  if (const auto found = shadow_->take()) difference = encode_difference(builder, *found, &bytes);
+  const ShadowCounts counts = shadow_->counts();
+  const wire::WorkerStats stats = replies_.worker_stats();
+  return replies_.reply(Type::kShadowReply, frame.header.sequence,
+                        wire::CreateShadowReply(builder, 0, &stats, counts.runs, counts.steps, counts.left_out,
+                                                counts.bytes, counts.copying_ns, counts.checking_ns, difference),
+                        std::move(bytes));
+}
+
+// Without memory for the inputs' bytes, the difference has neither graph nor inputs.
+flatbuffers::Offset<wire::ShadowDifference> Server::encode_difference(flatbuffers::FlatBufferBuilder& builder,
+                                                                      const ShadowDifference& found,
+                                                                      AttachmentPtr* bytes) {
+  std::vector<uint8_t> graph;
+  std::vector<uint64_t> sizes;
+  uint64_t total = 0;
+  for (const Bytes& input : found.inputs) total += input.size();
+  if (total > 0) *bytes = replies_.allocate(total);
+  if (total == 0 || *bytes) {
+    graph = ir::encode_program(found.graph);
+    std::byte* to = total > 0 ? (*bytes)->bytes().data() : nullptr;
+    for (const Bytes& input : found.inputs) {
+      sizes.push_back(input.size());
+      to = std::ranges::copy(input, to).out;
+    }
+  }
+  return wire::CreateShadowDifferenceDirect(builder, found.program, found.sequence, &found.records, found.record,
+                                            found.runner.c_str(), found.op.c_str(), found.what.c_str(), &graph,
+                                            &found.params, &sizes, found.math_modes);
+}
 
 Status Server::handle(const wire::Memory& message, Frame& frame) {
   if (Status status = pending_.drain(); !status.ok()) return status;

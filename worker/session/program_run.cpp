@@ -28,6 +28,7 @@ FailurePtr ProgramRun::execute(std::vector<int64_t>* result_words) {
     fail_all(add_failure(status));
   } else {
     result_words->resize(program_.result_words);
+    watched_ = context_.watcher != nullptr && context_.watcher->begins_run(program_);
     unshare_written();
     if (program_.work > 0 && context_.notify_threads) context_.notify_threads(program_.work >= kPointsWorthWaking);
     const bool careful = !failures_.empty() || (program_.updates && context_.failures.last_unreported() != 0);

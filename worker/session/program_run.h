@@ -19,6 +19,7 @@
 #include "worker/session/profile.h"
 #include "worker/session/run_failures.h"
 #include "worker/session/run_memory.h"
+#include "worker/session/step_watcher.h"
 
 namespace torch_remote::worker {
 
@@ -46,6 +47,7 @@ struct RunContext {
   uint32_t background_runner = kNoRunner;  // Index into `runners`: the runner whose nodes execute in the background.
   bool waits_for_plans = false;            // Runs wait for plans that are being built.
   Profile* profile = nullptr;              // Records when ops run; null: none does.
+  StepWatcher* watcher = nullptr;          // Sees operands and results; null: none does.
   uint64_t run_id = 0;
   // Scratch.
   std::vector<uint64_t> nbytes = {};
@@ -84,6 +86,7 @@ class ProgramRun {
   bool check_cancelled();
   bool call(uint32_t first, uint32_t last, bool alone = false);
   bool call_steps(uint32_t first, uint32_t last, uint64_t* times);
+  bool call_watched(const Step& step, uint32_t first, uint32_t last, uint64_t* times);
   bool call_alone(uint32_t node, uint64_t* times);
   bool call_runner(uint32_t runner, uint32_t first, uint32_t last, uint64_t* times);
   tr_run describe(uint32_t runner, uint32_t first, uint32_t last, uint64_t* times);
@@ -116,6 +119,7 @@ class ProgramRun {
   uint64_t unchecked_ns_ = 0;                          // Nanoseconds of work since the last look for a cancellation.
   uint32_t next_ = 0;                                  // The node to continue with.
   bool one_by_one_ = false;                            // Nodes execute one at a time, from `next_` on.
+  bool watched_ = false;                               // context_.watcher wants to see this run's steps.
   bool aliased_ = false;                               // One buffer is bound twice; our own client never does this.
   std::vector<tr_cached_data*> cached_data_;           // One per graph buffer; empty: no runner uses cached data.
   // One per graph buffer: survivors that a background op uses. Empty if there are none.

@@ -141,10 +141,27 @@ bool ProgramRun::call_steps(uint32_t first, uint32_t last, uint64_t* times) {
     }
     const bool timed = step->timed_group != ir::kNoNode;
     const uint64_t began = timed ? monotonic_ns() : 0;
-    const bool good = call_runner(step->runner, n, end, times ? times + (n - first) : nullptr);
+    uint64_t* const its_times = times ? times + (n - first) : nullptr;
+    const bool good =
+        watched_ ? call_watched(*step, n, end, its_times) : call_runner(step->runner, n, end, its_times);
     if (timed) program_.group_times[step->timed_group] += monotonic_ns() - began;
     if (!good) return false;
     n = end;
+  }
+  return true;
+}
+
+// Executes nodes [first, last) of a step, and shows their operands and results to the watcher.
+bool ProgramRun::call_watched(const Step& step, uint32_t first, uint32_t last, uint64_t* times) {
+  if (step.runner == kNoRunner || step.runner == context_.background_runner) {
+    return call_runner(step.runner, first, last, times);
+  }
+  const std::span<const tr_buffer> buffers(memory_.data(), memory_.size());
+  const uint32_t piece = step.is_group ? last - first : 1;
+  for (uint32_t n = first; n < last; n += piece) {
+    auto seen = context_.watcher->before(program_, buffers, step.runner, n, n + piece, request_.sequence);
+    if (!call_runner(step.runner, n, n + piece, times ? times + (n - first) : nullptr)) return false;
+    if (seen) context_.watcher->after(std::move(seen), buffers);
   }
   return true;
 }

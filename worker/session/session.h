@@ -79,6 +79,10 @@ class Session {
   // Records when ops run, from now on; null: stops recording.
   void set_profile(Profile* profile) { context_.profile = profile; }
 
+  // Shows operands and results of steps to this object, from now on; null: to none. It must outlive its use.
+  void set_watcher(StepWatcher* watcher) { context_.watcher = watcher; }
+  const StepWatcher* watcher() const { return context_.watcher; }
+
   // The location of a view's elements. `packed`: they are contiguous and row-major already. While `keep` is held, the
   // memory is not written: a later op that writes the buffer writes to a copy.
   struct Located {

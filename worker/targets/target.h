@@ -47,6 +47,9 @@ struct OpenDevice {
 using DeviceOpener = std::function<Status(remote::Transport& transport, const DeviceOptions& options,
                                           std::function<tr_client_activity()> client_activity, OpenDevice* opened)>;
 
+// Opens a device in this process's memory, with slow and simple runners, to compare others with (worker/shadow).
+using ReferenceOpener = std::function<Status(OpenDevice* opened)>;
+
 // Reports what a target finds on this machine, and how to install what is missing.
 struct Probed {
   std::string text;  // Lines for people.
@@ -63,6 +66,7 @@ struct Target {
   std::function<Status(DeviceOptions*)> load;
   std::function<DeviceOpener(int number)> open;       // `number`: 0 unless `numbered`.
   std::function<Probed(const DeviceOptions&)> probe;  // Null: --probe has nothing to report about the target.
+  ReferenceOpener open_reference = nullptr;           // Null: other targets are not compared with this one.
 };
 
 // The names of its devices: "cpu", or "cuda:0, cuda:1, ...".

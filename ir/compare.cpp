@@ -1,4 +1,4 @@
-#include "tools/runs/compare.h"
+#include "ir/compare.h"
 
 #include <algorithm>
 #include <bit>
@@ -7,17 +7,14 @@
 #include <cstring>
 #include <limits>
 
-#include "ir/text.h"
 
-namespace torch_remote::tools {
+namespace torch_remote::ir {
 namespace {
-
-using ir::DType;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // Number of parts of an element: complex numbers have two.
-int parts(DType dtype) { return ir::is_complex(dtype) ? 2 : 1; }
+int parts(DType dtype) { return is_complex(dtype) ? 2 : 1; }
 
 double half(uint16_t bits) {
   const int exponent = bits >> 10 & 0x1F;
@@ -77,7 +74,7 @@ std::optional<double> number(DType dtype, const std::byte* p) {
 std::string text(DType dtype, const std::byte* p) {
   std::string result;
   const int count = parts(dtype);
-  const uint32_t size = ir::item_size(dtype) / static_cast<uint32_t>(count);
+  const uint32_t size = item_size(dtype) / static_cast<uint32_t>(count);
   for (int part = 0; part < count; ++part) {
     char buffer[40];
     if (const auto value = number(dtype, p + part * size)) {
@@ -100,7 +97,7 @@ double distance(double a, double b) {
 
 std::optional<Difference> compare(DType dtype, std::span<const std::byte> a, std::span<const std::byte> b,
                                   const Tolerance& tolerance) {
-  const uint32_t item = ir::item_size(dtype);
+  const uint32_t item = item_size(dtype);
   Difference difference;
   difference.elements = std::max(a.size(), b.size()) / item;
   if (a.size() != b.size()) {
@@ -143,6 +140,16 @@ std::optional<Difference> compare(DType dtype, std::span<const std::byte> a, std
   return difference;
 }
 
+double largest(DType dtype, std::span<const std::byte> elements) {
+  const uint32_t part = item_size(dtype) / static_cast<uint32_t>(parts(dtype));
+  double most = 0;
+  for (size_t at = 0; at + part <= elements.size(); at += part) {
+    const auto value = number(dtype, elements.data() + at);
+    if (value && std::isfinite(*value)) most = std::max(most, std::abs(*value));
+  }
+  return most;
+}
+
 std::string to_string(const Difference& difference) {
   char errors[100];
   std::snprintf(errors, sizeof(errors), "at most by %.3g (relative %.3g)", difference.max_abs, difference.max_rel);
@@ -150,4 +157,4 @@ std::string to_string(const Difference& difference) {
          errors + "; element " + std::to_string(difference.first) + ": " + difference.a + " and " + difference.b;
 }
 
-}  // namespace torch_remote::tools
+}  // namespace torch_remote::ir

@@ -9,7 +9,7 @@
 #include "ir/dtype.h"
 
 // Compares tensors' bytes.
-namespace torch_remote::tools {
+namespace torch_remote::ir {
 
 // Two elements agree if their bits are equal, or |a - b| <= atol + rtol * |b|, or both are NaN. An infinite element
 // agrees only with the same infinity. Complex numbers agree if both parts do. Elements of float8 types agree only if
@@ -32,10 +32,13 @@ struct Difference {
 
 // Compares contiguous elements of one dtype; `b` has the expected values. Returns nothing if all agree. If the numbers
 // of bytes differ, all elements of the longer one count as differing, and both maxima are 0.
-std::optional<Difference> compare(ir::DType dtype, std::span<const std::byte> a, std::span<const std::byte> b,
+std::optional<Difference> compare(DType dtype, std::span<const std::byte> a, std::span<const std::byte> b,
                                   const Tolerance& tolerance);
+
+// The largest absolute value of a finite element, or part of a complex one. 0 for float8 types, and if there is none.
+double largest(DType dtype, std::span<const std::byte> elements);
 
 // For example "12 of 400 elements differ, at most by 3.1e-05 (relative 2e-06); element 17: 0.25 and 0.125".
 std::string to_string(const Difference& difference);
 
-}  // namespace torch_remote::tools
+}  // namespace torch_remote::ir

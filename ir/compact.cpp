@@ -1,33 +1,32 @@
-#include "tools/runs/compact.h"
+#include "ir/compact.h"
 
 #include <algorithm>
 #include <map>
 
-#include "ir/text.h"
 
-namespace torch_remote::tools {
+namespace torch_remote::ir {
 namespace {
 
 constexpr uint32_t kUnused = 0xFFFFFFFF;
 
 // Calls f(symbol, two) for each symbol of an argument; `two`: the next symbol belongs to the argument, too.
 template <class F>
-void for_each_symbol(ir::Arg& arg, F&& f) {
+void for_each_symbol(Arg& arg, F&& f) {
   switch (arg.tag) {
-    case ir::ArgTag::kInt:
-    case ir::ArgTag::kFloat:
-    case ir::ArgTag::kBool:
+    case ArgTag::kInt:
+    case ArgTag::kFloat:
+    case ArgTag::kBool:
       f(arg.a, false);
       break;
-    case ir::ArgTag::kComplex:
-    case ir::ArgTag::kGenerator:
+    case ArgTag::kComplex:
+    case ArgTag::kGenerator:
       f(arg.a, true);
       break;
-    case ir::ArgTag::kScalarTensor:
-      f(arg.a, ir::is_complex(static_cast<ir::DType>(arg.b & 0xFF)));
+    case ArgTag::kScalarTensor:
+      f(arg.a, is_complex(static_cast<DType>(arg.b & 0xFF)));
       break;
-    case ir::ArgTag::kList:
-      for (ir::Arg& item : arg.items) for_each_symbol(item, f);
+    case ArgTag::kList:
+      for (Arg& item : arg.items) for_each_symbol(item, f);
       break;
     default:
       break;
@@ -36,7 +35,7 @@ void for_each_symbol(ir::Arg& arg, F&& f) {
 
 class Compactor {
  public:
-  Compactor(const ir::Graph& graph, std::span<const ir::Node> nodes)
+  Compactor(const Graph& graph, std::span<const Node> nodes)
       : in_(graph),
         symbols_(graph.symbols(), kUnused),
         buffers_(graph.buffers.size(), kUnused),
@@ -44,20 +43,20 @@ class Compactor {
     out_.nodes.assign(nodes.begin(), nodes.end());
   }
 
-  ir::Graph run(Remaining* remaining) {
+  Graph run(Remaining* remaining) {
     mark();
     number(remaining);
-    for (ir::Node& node : out_.nodes) rewrite(node);
+    for (Node& node : out_.nodes) rewrite(node);
     source_lines();
     return std::move(out_);
   }
 
  private:
-  void use(ir::Sym symbol) {
-    if (symbol != ir::kNoSym) symbols_[symbol] = 0;
+  void use(Sym symbol) {
+    if (symbol != kNoSym) symbols_[symbol] = 0;
   }
-  void use_all(std::vector<ir::Arg>& args) {
-    for (ir::Arg& arg : args) {
+  void use_all(std::vector<Arg>& args) {
+    for (Arg& arg : args) {
       for_each_symbol(arg, [&](uint32_t symbol, bool pair) {
         use(symbol);
         if (pair) use(symbol + 1);
@@ -66,24 +65,24 @@ class Compactor {
   }
 
   void mark() {
-    for (ir::Node& node : out_.nodes) {
-      ir::for_each_view(node, [&](uint32_t view, bool) { views_[view] = 0; });
+    for (Node& node : out_.nodes) {
+      for_each_view(node, [&](uint32_t view, bool) { views_[view] = 0; });
       use_all(node.args);
       use_all(node.results);
     }
     for (size_t v = 0; v < views_.size(); ++v) {
       if (views_[v] == kUnused) continue;
-      const ir::View& view = in_.views[v];
+      const View& view = in_.views[v];
       buffers_[view.buffer] = 0;
-      for (const ir::Sym symbol : view.sizes) use(symbol);
-      for (const ir::Sym symbol : view.strides) use(symbol);
+      for (const Sym symbol : view.sizes) use(symbol);
+      for (const Sym symbol : view.strides) use(symbol);
       use(view.offset);
     }
     for (size_t b = 0; b < buffers_.size(); ++b) {
       if (buffers_[b] != kUnused) use(in_.buffers[b].nbytes);
     }
     for (size_t i = in_.exprs.size(); i-- > 0;) {
-      if (symbols_[in_.params + i] == kUnused || in_.exprs[i].kind == ir::ExprKind::kConst) continue;
+      if (symbols_[in_.params + i] == kUnused || in_.exprs[i].kind == ExprKind::kConst) continue;
       use(in_.exprs[i].a);
       use(in_.exprs[i].b);
     }
@@ -99,8 +98,8 @@ class Compactor {
         remaining->params.push_back(s);
         continue;
       }
-      ir::Expr expr = in_.exprs[s - in_.params];
-      if (expr.kind != ir::ExprKind::kConst) {
+      Expr expr = in_.exprs[s - in_.params];
+      if (expr.kind != ExprKind::kConst) {
         expr.a = symbols_[expr.a];
         expr.b = symbols_[expr.b];
       }
@@ -109,13 +108,13 @@ class Compactor {
     out_.params = static_cast<uint32_t>(remaining->params.size());
     uint32_t input = 0;
     for (size_t b = 0; b < buffers_.size(); ++b) {
-      const bool is_input = in_.buffers[b].kind == ir::BufferKind::kInput;
+      const bool is_input = in_.buffers[b].kind == BufferKind::kInput;
       if (buffers_[b] != kUnused) {
         remaining->buffers.push_back(static_cast<uint32_t>(b));
         buffers_[b] = static_cast<uint32_t>(out_.buffers.size());
         out_.buffers.push_back(in_.buffers[b]);
         out_.buffers.back().group_local = false;
-        if (out_.buffers.back().nbytes != ir::kNoSym) {
+        if (out_.buffers.back().nbytes != kNoSym) {
           out_.buffers.back().nbytes = symbols_[out_.buffers.back().nbytes];
         }
         if (is_input) remaining->inputs.push_back(input);
@@ -125,52 +124,52 @@ class Compactor {
     for (size_t v = 0; v < views_.size(); ++v) {
       if (views_[v] == kUnused) continue;
       views_[v] = static_cast<uint32_t>(out_.views.size());
-      ir::View view = in_.views[v];
+      View view = in_.views[v];
       view.buffer = buffers_[view.buffer];
-      for (ir::Sym& symbol : view.sizes) symbol = symbols_[symbol];
-      for (ir::Sym& symbol : view.strides) symbol = symbols_[symbol];
-      if (view.offset != ir::kNoSym) view.offset = symbols_[view.offset];
+      for (Sym& symbol : view.sizes) symbol = symbols_[symbol];
+      for (Sym& symbol : view.strides) symbol = symbols_[symbol];
+      if (view.offset != kNoSym) view.offset = symbols_[view.offset];
       out_.views.push_back(std::move(view));
     }
   }
 
-  void rewrite(ir::Arg& arg) {
-    if (arg.tag == ir::ArgTag::kView) arg.a = views_[arg.a];
-    if (arg.tag == ir::ArgTag::kList) {
-      for (ir::Arg& item : arg.items) rewrite(item);
+  void rewrite(Arg& arg) {
+    if (arg.tag == ArgTag::kView) arg.a = views_[arg.a];
+    if (arg.tag == ArgTag::kList) {
+      for (Arg& item : arg.items) rewrite(item);
     } else {
       for_each_symbol(arg, [&](uint32_t& symbol, bool) { symbol = symbols_[symbol]; });
     }
   }
-  void rewrite(ir::Node& node) {
-    for (ir::Arg& arg : node.args) rewrite(arg);
-    for (ir::Arg& result : node.results) rewrite(result);
+  void rewrite(Node& node) {
+    for (Arg& arg : node.args) rewrite(arg);
+    for (Arg& result : node.results) rewrite(result);
   }
 
   // Renumbers the records without gaps, so that source lines of removed records go.
   void source_lines() {
     std::map<uint32_t, uint32_t> records;
-    for (const ir::Node& node : out_.nodes) records[node.record] = 0;
+    for (const Node& node : out_.nodes) records[node.record] = 0;
     uint32_t next = 0;
     for (auto& [record, number] : records) {
       number = next++;
       if (!in_.source_lines.empty())
         out_.source_lines.push_back(record < in_.source_lines.size() ? in_.source_lines[record] : "");
     }
-    for (ir::Node& node : out_.nodes) node.record = records[node.record];
+    for (Node& node : out_.nodes) node.record = records[node.record];
   }
 
-  const ir::Graph& in_;
-  ir::Graph out_;
+  const Graph& in_;
+  Graph out_;
   std::vector<uint32_t> symbols_, buffers_, views_;  // the new index, or kUnused
 };
 
 }  // namespace
 
-ir::Graph compact(const ir::Graph& graph, Remaining* remaining) { return compact(graph, graph.nodes, remaining); }
+Graph compact(const Graph& graph, Remaining* remaining) { return compact(graph, graph.nodes, remaining); }
 
-ir::Graph compact(const ir::Graph& graph, std::span<const ir::Node> nodes, Remaining* remaining) {
+Graph compact(const Graph& graph, std::span<const Node> nodes, Remaining* remaining) {
   return Compactor(graph, nodes).run(remaining);
 }
 
-}  // namespace torch_remote::tools
+}  // namespace torch_remote::ir

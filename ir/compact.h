@@ -6,7 +6,7 @@
 
 #include "ir/graph.h"
 
-namespace torch_remote::tools {
+namespace torch_remote::ir {
 
 // The remaining parts of the old graph: old indices, in the new order.
 struct Remaining {
@@ -16,8 +16,8 @@ struct Remaining {
 };
 
 // The graph with only the symbols, buffers, views and source lines that its nodes use, and without memory plan.
-ir::Graph compact(const ir::Graph& graph, Remaining* remaining);
+Graph compact(const Graph& graph, Remaining* remaining);
 // The same, with only the given nodes of the graph.
-ir::Graph compact(const ir::Graph& graph, std::span<const ir::Node> nodes, Remaining* remaining);
+Graph compact(const Graph& graph, std::span<const Node> nodes, Remaining* remaining);
 
-}  // namespace torch_remote::tools
+}  // namespace torch_remote::ir

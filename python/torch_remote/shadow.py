@@ -1,0 +1,142 @@
+"""Shadow runs: the worker executes steps of runs again on a reference and compares the results (docs/tools.md)."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch_remote import _C
+from torch_remote.device._device import _Device, _index
+
+__all__ = ["ShadowDifference", "ShadowReport", "ShadowWarning", "shadow", "shadow_report"]
+
+
+class ShadowWarning(UserWarning):
+    """A worker's results differ from those of its reference implementation."""
+
+
+@dataclass(frozen=True)
+class ShadowDifference:
+    """A step whose results differ: one op, or a group of ops that one kernel computes."""
+
+    op: str  # the first op that differs, with its operands
+    line: str  # the user's line; "" if it is not known any more
+    what: str  # how the results differ
+    runner: str  # what computed them
+    file: Path | None  # a capture of the step with its operands, for remote-replay; None: there was no memory for it
+
+    def __str__(self) -> str:
+        where = f"\n  at {self.line}" if self.line else ""
+        repeat = f"\n  to repeat it: remote-replay --compare worker --other WORKER {self.file}" if self.file else ""
+        return f"{self.op} by {self.runner}{where}\n  {self.what}{repeat}"
+
+
+@dataclass(frozen=True)
+class ShadowReport:
+    """What the worker of a device checked since its session began."""
+
+    runs: int = 0  # runs that were checked
+    steps: int = 0  # steps that were compared
+    left_out: int = 0  # steps that were not: too large, or without a reference implementation
+    bytes: int = 0  # bytes copied from the device
+    copying_seconds: float = 0.0  # time that the session spent on copying
+    checking_seconds: float = 0.0  # time of the checks, on a thread of their own
+    differences: int = 0  # steps whose results differ
+    found: tuple[ShadowDifference, ...] = ()  # the differences that no earlier report or warning has had
+
+
+_asked = False  # the script chose shadow runs
+_written = 0  # captures of this process
+
+
+def shadow(rate: float, *, first: int = 0) -> None:
+    """Makes the workers check some of their runs, from now on.
+
+    The worker executes the steps of these runs again on its reference, a slow and simple implementation on its CPU.
+    Each step gets the operands that it had on the device. A difference raises a ShadowWarning soon after, on the main
+    thread, with the op, the user's line, and a file for remote-replay.
+
+    Args:
+        rate: the share of the runs, from 0 to 1. 0.01 checks one run in a hundred.
+        first: before that, so many runs are checked: those whose program, or choice of kernels, is new.
+
+    Raises:
+        ValueError: rate is not between 0 and 1, or first is negative.
+        NotImplementedError: a running worker has no reference (`inproc`).
+    """
+    global _asked
+    if not 0 <= rate <= 1:
+        raise ValueError(f"torch.remote.shadow: rate is between 0 and 1, got {rate}")
+    if first < 0:
+        raise ValueError(f"torch.remote.shadow: first is at least 0, got {first}")
+    _asked = True
+    _C.set_shadow(rate, first)
+
+
+def shadow_report(device: _Device = None, *, wait: bool = True) -> ShadowReport:
+    """Returns what the worker of a device has checked. Waits for the worker, and with `wait` for its checks."""
+    index = _index(device)
+    _C.flush(index)
+    found = []
+    while True:
+        report = _C.shadow_report(index, wait, str(_next_file()))
+        if report is None:
+            return ShadowReport()
+        difference = report.pop("difference")
+        if difference is None:
+            return ShadowReport(**report, found=tuple(found))
+        found.append(_made(difference))
+
+
+def _next_file() -> Path:
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch-remote" / "shadow"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder / f"{os.getpid()}-{_written + 1}.rreplay"
+
+
+def _made(difference: dict[str, str | None]) -> ShadowDifference:
+    global _written
+    file = difference["file"]
+    if file is not None:
+        _written += 1
+    texts = {name: difference[name] or "" for name in ("op", "line", "what", "runner")}
+    return ShadowDifference(**texts, file=None if file is None else Path(file))
+
+
+def _warn() -> None:
+    """Warns of the differences that were found. Called on the main thread, between two bytecodes."""
+    for device in range(_C.device_count()):
+        while (report := _C.shadow_report(device, False, str(_next_file()))) and report["difference"] is not None:
+            text = f"torch_remote: a result differs from that of the worker's reference\n  {_made(report['difference'])}"
+            warnings.warn(ShadowWarning(text), stacklevel=2)
+
+
+def _report_first_runs() -> None:
+    """Prints, at exit, what the checks of a GPU's first runs found and cost. The user did not ask for them."""
+    if _asked or _C.in_bad_fork():
+        return
+    for device in range(_C.device_count()):
+        try:
+            report = _C.shadow_report(device, False, str(_next_file()))
+        except RuntimeError:
+            continue  # the worker is lost, which was said already
+        if report and report["runs"]:
+            print(
+                f"torch_remote: compared {report['steps']} steps of the first {report['runs']} runs of remote:{device} "
+                f"with the worker's reference: {report['differences'] or 'none'} differ. Copying took "
+                f"{report['copying_seconds']:.1f} s. TORCH_REMOTE_SHADOW=0 turns this off",
+                file=sys.stderr,
+            )
+
+
+def _read_environment() -> None:
+    text = os.environ.get("TORCH_REMOTE_SHADOW", "")
+    if not text:
+        return
+    try:
+        shadow(float(text))
+    except ValueError:
+        raise ValueError(f"TORCH_REMOTE_SHADOW is a share of runs between 0 and 1, such as 0.01, got {text!r}") from None

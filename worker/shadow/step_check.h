@@ -1,0 +1,41 @@
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ir/math_modes.h"
+#include "worker/shadow/isolated_step.h"
+#include "worker/shadow/reference.h"
+
+namespace torch_remote::worker {
+
+// What a step did on a device. Buffers are those of IsolatedStep::inputs and IsolatedStep::created.
+struct StepContents {
+  std::vector<Bytes> inputs;        // Before the step.
+  std::vector<Bytes> inputs_after;  // After it; empty for inputs that the step does not write.
+  std::vector<Bytes> created;
+};
+
+// The first view that differs.
+struct StepDifference {
+  uint32_t node = 0;  // Node of the isolated graph.
+  std::string what;   // "result 0 (f32): 12 of 400 elements differ, ..."
+};
+
+// Executes the step on the reference and compares what it writes. Floating elements agree if they differ by at most
+// this share of the view's largest element:
+//
+//   float64 1e-10    float32 1e-4, with TF32 5e-3    float16 4e-3    bfloat16 3e-2
+//
+// If some do not, the step may amplify roundings, such as a sum whose terms cancel. So the reference executes it twice
+// more, on inputs that are changed by a few roundings. A difference counts only if it is more than eight times as large
+// as what that changes. Integers, bools and float8 must be equal, unless that changes some of them. Then twice as many
+// may differ, or one of a thousand.
+//
+// Returns an error if the reference cannot execute the step.
+Status check_step(Reference& reference, const IsolatedStep& step, const StepContents& contents,
+                  ir::MathModes math_modes, std::optional<StepDifference>* difference);
+
+}  // namespace torch_remote::worker
