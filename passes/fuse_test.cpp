@@ -406,6 +406,15 @@ TEST(Fuse, GradientsOfSlicesLieAmongZeros) {
             "pointwise{neg slice_backward add.Tensor}");
 }
 
+// x[:, 200:] of 100 columns has none: its gradient is zero everywhere.
+TEST(Fuse, AGradientOfASliceThatStartsBehindTheEndIsLeftToAten) {
+  EXPECT_EQ(fused_after_head(R"(  %1: f32[s0, 0]{1, 1} @b0
+  %2: f32[s0, s1]{s1, 1} @b2 = aten::slice_backward(%1, [s0, s1], 1, 200, 1000, 1)
+  %3: f32[s0, s1]{s1, 1} @b4 = aten::add.Tensor(%2, %0, alpha=1)
+)"),
+            "slice_backward add.Tensor");
+}
+
 // %0 is f32[s0, s1], %1 is i64[s0]. b1 is a temporary; b4 and b5 survive.
 std::string fused_at_indices(const std::string& nodes) {
   return fused_after_head(
