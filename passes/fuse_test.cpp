@@ -493,6 +493,30 @@ TEST(Fuse, UpdatesStayOnTheirSideOfWhatMayFail) {
   %4: f32[s0, s1]{s1, 1} @b4 = aten::tanh(%2)
 )"),
             "remainder.Tensor pointwise{mul_.Scalar tanh}");
+  // Probabilities must be between 0 and 1, and the edges of bins finite.
+  EXPECT_EQ(fused_at_indices(R"(  b8: fresh(s2) survives
+  %5: f32[s0]{s1} @b0
+  %3: f32[s0]{1} @b8
+  aten::mul_.Scalar(%2!, 2)
+  aten::bernoulli_.Tensor(%3!, %5, generator=philox(s0, s1))
+  %4: f32[s0, s1]{s1, 1} @b4 = aten::tanh(%2)
+)"),
+            "pointwise{mul_.Scalar tanh} bernoulli_.Tensor");
+  EXPECT_EQ(fused_at_indices(R"(  b8: fresh(s2) survives
+  %5: f32[s0]{s1} @b0
+  aten::mul_.Scalar(%2!, 2)
+  %3: f32[10]{1} @b8 = aten::histc(%5, 10, 0, 0)
+  %4: f32[s0, s1]{s1, 1} @b4 = aten::tanh(%2)
+)"),
+            "pointwise{mul_.Scalar tanh} histc");
+  // A uniform distribution between two numbers does not depend on data.
+  EXPECT_EQ(fused_at_indices(R"(  b8: fresh(s2) survives
+  %3: f32[s0]{1} @b8
+  aten::mul_.Scalar(%2!, 2)
+  aten::uniform_(%3!, 0.0, 1.0, generator=philox(s0, s1))
+  %4: f32[s0, s1]{s1, 1} @b4 = aten::tanh(%2)
+)"),
+            "uniform_ pointwise{mul_.Scalar tanh}");
 }
 
 TEST(Fuse, WhatIsWrittenAtIndicesIsTouchedByNobodyElse) {
