@@ -66,38 +66,20 @@ bool may_divide_integers(const Graph& graph, const Node& node) {
          (tree.empty() || std::ranges::any_of(tree, ir::divides_integers, &ir::ScalarNode::op));
 }
 
-// Whether the op draws random numbers from a distribution that a tensor describes. Dropout only scales its operand.
-bool draws_by_data(const Node& node) {
-  const ir::OpDesc& desc = ir::op_desc(node.opcode);
-  if ((desc.flags & ir::kOpRandom) == 0) return false;
-  if (desc.functional == ir::ops::aten_native_dropout || desc.functional == ir::ops::aten__fused_dropout) return false;
+bool reads_a_tensor(const Node& node) {
   bool reads = false;
   ir::for_each_access(node, [&](uint32_t, ir::Access access) { reads |= access == ir::Access::kReads; });
   return reads;
 }
 
-// Whether the op chooses the edges of its bins by the smallest and the largest element, which must be finite.
-bool finds_bins(const Node& node) {
-  switch (ir::op_desc(node.opcode).functional) {
-    case ir::ops::aten_histc:
-    case ir::ops::aten_histogram_bin_ct:
-    case ir::ops::aten__histogramdd_bin_edges:
-      return true;
-    default:
-      return false;
-  }
-}
-
 // Whether elements can make the op fail: indices that are out of range, matrices without a factorization, divisors of
 // 0, probabilities above 1, infinite edges of bins.
 bool may_fail_by_data(const Graph& graph, const Node& node) {
-  switch (ir::op_desc(node.opcode).family) {
+  const ir::OpDesc& desc = ir::op_desc(node.opcode);
+  if (desc.flags & ir::kOpFailsByData) return reads_a_tensor(node);
+  switch (desc.family) {
     case ir::Family::kPointwise:
       return may_divide_integers(graph, node);
-    case ir::Family::kRng:
-      return draws_by_data(node);
-    case ir::Family::kReduction:
-      return finds_bins(node);
     case ir::Family::kIndex:
     case ir::Family::kScatter:
     case ir::Family::kComposite:
