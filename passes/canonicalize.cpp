@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <unordered_map>
 #include <vector>
 
@@ -15,6 +16,7 @@
 // 3. Equal expressions become one symbol.
 // 4. Strides of results that are certainly contiguous become products of the sizes.
 // 5. A copy of an unchanging value to a temporary of the same layout is removed, and so is a copy of a view to itself.
+//    The copied value must have all memory that views of the temporary reach.
 // 6. Equal views become one.
 namespace torch_remote::passes {
 namespace {
@@ -303,7 +305,7 @@ class Canonicalizer {
         const ir::Buffer& made = graph_.buffers[to.buffer];
         if (ir::same_geometry(to, from)) {
           drop = to.buffer == source;
-          if (!drop && made.written_once && !made.survives && constant[source]) {
+          if (!drop && made.written_once && !made.survives && constant[source] && reaches_no_further(to, source)) {
             drop = true;
             target[to.buffer] = source;
           }
@@ -320,6 +322,16 @@ class Canonicalizer {
     for (uint32_t i = 0; i < target.size(); ++i) {
       if (target[i] != i) graph_.buffers[i].written_once = false;  // nothing touches it any more
     }
+  }
+
+  // Whether all views of the temporary that `copy` belongs to fit into the source. A temporary may be larger than the
+  // copy: then other views of it read elements that nothing wrote, which the source may not have.
+  bool reaches_no_further(const View& copy, uint32_t source) const {
+    const Sym nbytes = graph_.buffers[source].nbytes;
+    if (nbytes != kNoSym && nbytes == graph_.buffers[copy.buffer].nbytes) return true;
+    return std::ranges::all_of(graph_.views, [&](const View& view) {
+      return view.buffer != copy.buffer || ir::same_geometry(view, copy);
+    });
   }
 
   // -- views ---------------------------------------------------------------------------------------------------------

@@ -138,6 +138,24 @@ TEST(Canonicalize, ACopyOfWhatIsWrittenLaterStays) {
   EXPECT_EQ(canonical(text), "\n" + text);
 }
 
+// The second half of b1 is never written. Reading it is valid, but b0 has no second half.
+TEST(Canonicalize, ACopyToAPartOfALargerTemporaryStays) {
+  const std::string text = R"(graph(s0, s1) {
+  s2 = 1
+  s3 = 0
+  b0: input
+  b1: fresh(s1) written_once
+  b2: fresh(s1) survives written_once
+  %1: f32[s0]{1} @b1
+  %0: f32[s0]{1} @b0
+  aten::copy_(%1!, %0)
+  %2: f32[s1]{1} @b1
+  %3: f32[s1]{1} @b2 = aten::relu(%2)
+}
+)";
+  EXPECT_EQ(canonical(text), "\n" + text);
+}
+
 TEST(Canonicalize, EqualExpressionsAreOne) {
   const std::string out = canonical(R"(graph(s0, s1) {
   s2 = s0 * s1

@@ -66,10 +66,18 @@ bool may_divide_integers(const Graph& graph, const Node& node) {
          (tree.empty() || std::ranges::any_of(tree, ir::divides_integers, &ir::ScalarNode::op));
 }
 
+bool reads_a_tensor(const Node& node) {
+  bool reads = false;
+  ir::for_each_access(node, [&](uint32_t, ir::Access access) { reads |= access == ir::Access::kReads; });
+  return reads;
+}
+
 // Whether elements can make the op fail: indices that are out of range, matrices without a factorization, divisors of
-// 0.
+// 0, probabilities above 1, infinite edges of bins.
 bool may_fail_by_data(const Graph& graph, const Node& node) {
-  switch (ir::op_desc(node.opcode).family) {
+  const ir::OpDesc& desc = ir::op_desc(node.opcode);
+  if (desc.flags & ir::kOpFailsByData) return reads_a_tensor(node);
+  switch (desc.family) {
     case ir::Family::kPointwise:
       return may_divide_integers(graph, node);
     case ir::Family::kIndex:

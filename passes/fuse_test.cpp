@@ -406,6 +406,15 @@ TEST(Fuse, GradientsOfSlicesLieAmongZeros) {
             "pointwise{neg slice_backward add.Tensor}");
 }
 
+// x[:, 200:] of 100 columns has none: its gradient is zero everywhere.
+TEST(Fuse, AGradientOfASliceThatStartsBehindTheEndIsLeftToAten) {
+  EXPECT_EQ(fused_after_head(R"(  %1: f32[s0, 0]{1, 1} @b0
+  %2: f32[s0, s1]{s1, 1} @b2 = aten::slice_backward(%1, [s0, s1], 1, 200, 1000, 1)
+  %3: f32[s0, s1]{s1, 1} @b4 = aten::add.Tensor(%2, %0, alpha=1)
+)"),
+            "slice_backward add.Tensor");
+}
+
 // %0 is f32[s0, s1], %1 is i64[s0]. b1 is a temporary; b4 and b5 survive.
 std::string fused_at_indices(const std::string& nodes) {
   return fused_after_head(
@@ -484,6 +493,30 @@ TEST(Fuse, UpdatesStayOnTheirSideOfWhatMayFail) {
   %4: f32[s0, s1]{s1, 1} @b4 = aten::tanh(%2)
 )"),
             "remainder.Tensor pointwise{mul_.Scalar tanh}");
+  // Probabilities must be between 0 and 1, and the edges of bins finite.
+  EXPECT_EQ(fused_at_indices(R"(  b8: fresh(s2) survives
+  %5: f32[s0]{s1} @b0
+  %3: f32[s0]{1} @b8
+  aten::mul_.Scalar(%2!, 2)
+  aten::bernoulli_.Tensor(%3!, %5, generator=philox(s0, s1))
+  %4: f32[s0, s1]{s1, 1} @b4 = aten::tanh(%2)
+)"),
+            "pointwise{mul_.Scalar tanh} bernoulli_.Tensor");
+  EXPECT_EQ(fused_at_indices(R"(  b8: fresh(s2) survives
+  %5: f32[s0]{s1} @b0
+  aten::mul_.Scalar(%2!, 2)
+  %3: f32[10]{1} @b8 = aten::histc(%5, 10, 0, 0)
+  %4: f32[s0, s1]{s1, 1} @b4 = aten::tanh(%2)
+)"),
+            "pointwise{mul_.Scalar tanh} histc");
+  // A uniform distribution between two numbers does not depend on data.
+  EXPECT_EQ(fused_at_indices(R"(  b8: fresh(s2) survives
+  %3: f32[s0]{1} @b8
+  aten::mul_.Scalar(%2!, 2)
+  aten::uniform_(%3!, 0.0, 1.0, generator=philox(s0, s1))
+  %4: f32[s0, s1]{s1, 1} @b4 = aten::tanh(%2)
+)"),
+            "uniform_ pointwise{mul_.Scalar tanh}");
 }
 
 TEST(Fuse, WhatIsWrittenAtIndicesIsTouchedByNobodyElse) {

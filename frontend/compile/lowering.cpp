@@ -81,11 +81,13 @@ struct Lowering::State {
   // The view of a tensor after its lazy conjugate or negative is resolved: programs have no lazy tensors.
   uint32_t resolved(const Value& value) {
     uint32_t view = value.view;
-    if (value.conj) view = applied("aten::_conj_physical", view);
-    if (value.neg) view = applied("aten::neg", view);
+    if (value.conj) view = applied("aten::conj_physical.out", view);
+    if (value.neg) view = applied("aten::neg.out", view);
     return view;
   }
 
+  // Returns the contiguous result of a unary op, which the op writes as its `out`. It is no result of the node, because
+  // canonicalize expects that nodes with equal operands have results with equal strides. The op may choose others.
   uint32_t applied(std::string_view op, uint32_t from) {
     const ir::View view = builder.graph().views[from];
     Geometry g{view.sizes, std::vector<Sym>(view.sizes.size())};
@@ -95,8 +97,8 @@ struct Lowering::State {
       stride = symbols.expr(ExprKind::kMul, stride, g.sizes[d]);
     }
     const uint32_t result = builder.fresh_view(static_cast<c10::ScalarType>(view.dtype), g);
-    ir::Node& node = builder.add_node(ir::op_desc(ir::find_op(op)), {number(ArgTag::kView, from)}, fx_node);
-    node.results[0] = number(ArgTag::kView, result);
+    std::vector<Arg> args = {number(ArgTag::kView, from), number(ArgTag::kView, result)};
+    builder.add_node(ir::op_desc(ir::find_op(op)), std::move(args), fx_node);
     return result;
   }
 

@@ -299,9 +299,10 @@ class PartialSection {
     }
     const int64_t places = size(join->result, join->dim);
     if (first < 0) first += places;
+    if (first < 0 || first > places) return false;  // torch clamps such a start
     if (end < 0) end += places;
     end = selects ? first + 1 : std::clamp(end, first, places);
-    if (first < 0 || first >= end || end > places) return false;
+    if (first >= end || end > places) return false;
     const int64_t count = (end - first - 1) / step + 1, last = first + (count - 1) * step;
     View& inner = section_.graph.views[grad->a];
     if (selects) {

@@ -104,6 +104,7 @@ enum OpFlags : uint32_t {
   kOpHiddenMutation = 1u << 6,  // writes what the schema does not annotate
   kOpCommutative = 1u << 7,     // the first two operands may be exchanged
   kOpMayReuseFirst = 1u << 8,   // its result may take over the first operand's memory, which makes the op faster
+  kOpFailsByData = 1u << 9,     // elements that it reads can make it fail, although its family does not say so
 };
 
 // Facts about an op that the recorder needs.

@@ -53,6 +53,10 @@ FUNCTIONS = {
         lambda x, y: (x.conj(), x.conj() @ y, x.conj().imag, (x * 2).mH, x.expand(2, 3, 4).conj().sum(0)),
         [torch.randn(3, 4, dtype=torch.complex64), torch.randn(4, 3, dtype=torch.complex64)],
     ),
+    "lazy and computed conjugates of one view": (
+        lambda x: (x.t().conj() @ x, torch.conj_physical(x.t()), x.sum()),
+        [torch.randn(3, 4, dtype=torch.complex64)],
+    ),
     "views of inputs as other dtypes": (
         lambda x, y: (torch.view_as_real(x[1:])[1:] * 2, x.imag.add_(1), y[1:].view(torch.uint8) + 1),
         [torch.randn(3, 4, dtype=torch.complex64), torch.randn(3, 4)],

@@ -20,7 +20,7 @@ _ENTRY_KEYS = {
     "overwrites", "expression", "expressions", "commutative", "dynamic", "random", "in_place_only",
     "accepts_cpu_scalars", "accepts_cpu_indices", "wraps_number", "skips_overlap_check", "resizes_self", "noop_for",
     "meta_wrong_if_empty", "cpu_only", "memory_format_from", "may_reuse_first", "schema", "cuda", "aten", "aten_if",
-    "fails_midway", "computes_in", "index_error", "data_error", "doc",
+    "fails_by_data", "fails_midway", "computes_in", "index_error", "data_error", "doc",
 }  # fmt: skip
 _NOOP_FACTS = {"integers": "NoopForIntegers", "reals": "NoopForReals"}
 _NUMBERS = {
@@ -442,6 +442,8 @@ class _Entry:
                 flags.append("Commutative")
         if self.data.get("may_reuse_first"):
             flags.append("MayReuseFirst")
+        if self.data.get("fails_by_data"):
+            flags.append("FailsByData")
         return flags
 
     def _role(self, name: str, kind: str, default: str | None) -> str:
