@@ -1,6 +1,8 @@
 #include "frontend/inspect/shadow.h"
 
 #include <atomic>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "frontend/device/device_state.h"
@@ -29,14 +31,18 @@ void schedule_report() {
   if (Py_AddPendingCall(call_report, nullptr) != 0) pending.store(false);  // too many are pending: the next one tries
 }
 
-// Returns whether the step was written.
+// Returns whether the step was written. A full disk must not hide the difference.
 bool write(const remote::ShadowDifference& difference, std::vector<std::string> lines, const std::string& file) {
   if (difference.graph.empty()) return false;
   ir::Graph graph;
   check(ir::decode_program(difference.graph.data(), difference.graph.size(), &graph));
   graph.source_lines = std::move(lines);
-  check(remote::save_run(file, graph, graph, difference.params, difference.inputs, difference.math_modes));
-  return true;
+  std::error_code ignored;
+  const std::filesystem::path folder = std::filesystem::path(file).parent_path();
+  if (std::filesystem::create_directories(folder, ignored)) {
+    std::filesystem::permissions(folder, std::filesystem::perms::owner_all, ignored);
+  }
+  return remote::save_run(file, graph, graph, difference.params, difference.inputs, difference.math_modes).ok();
 }
 
 }  // namespace

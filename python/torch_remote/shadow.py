@@ -26,7 +26,7 @@ class ShadowDifference:
     line: str  # the user's line; "" if it is not known any more
     what: str  # how the results differ
     runner: str  # what computed them
-    file: Path | None  # a capture of the step with its operands, for remote-replay; None: there was no memory for it
+    file: Path | None  # a capture of the step with its operands, for remote-replay; None: it could not be written
 
     def __str__(self) -> str:
         where = f"\n  at {self.line}" if self.line else ""
@@ -93,7 +93,6 @@ def shadow_report(device: _Device = None, *, wait: bool = True) -> ShadowReport:
 
 def _next_file() -> Path:
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch-remote" / "shadow"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder / f"{os.getpid()}-{_written + 1}.rreplay"
 
 

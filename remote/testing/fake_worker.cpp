@@ -26,7 +26,7 @@ flatbuffers::Offset<wire::Error> error_of(FlatBufferBuilder& builder, const Stat
 // Some numbers that differ from each other.
 wire::WorkerStats worker_stats(uint64_t allocated) {
   const auto stat = [](uint64_t n) { return wire::MemoryStat(n, 2 * n, 4 * n, 3 * n); };
-  return {stat(allocated), stat(10 * allocated), stat(3), stat(7), 1, 2, 4 * allocated, 5 * allocated};
+  return {stat(allocated), stat(10 * allocated), stat(3), stat(7), 1, 2, 4 * allocated, 5 * allocated, 0};
 }
 
 std::vector<uint8_t> program_of(size_t params, ptrdiff_t inputs) {

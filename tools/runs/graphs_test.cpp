@@ -1,12 +1,13 @@
-// Tests the tools' transformations of graphs.
+// Tests the tools' transformations of graphs, and comparisons of runs.
 #include <gtest/gtest.h>
 
 #include <numeric>
 
+#include "ir/compact.h"
 #include "passes/pass.h"
 #include "passes/testing/random_program.h"
-#include "ir/compact.h"
 #include "tools/runs/culprit.h"
+#include "tools/runs/execute.h"
 #include "tools/runs/snapshots.h"
 
 namespace torch_remote::tools {
@@ -139,6 +140,16 @@ TEST(Describe, ShapesStridesAndNumbers) {
   std::vector<int64_t> values;
   ASSERT_TRUE(ir::evaluate(graph, std::vector<int64_t>{4, 16}.data(), &values).ok());
   EXPECT_EQ(describe(graph, graph.nodes[0], values), "aten::add.Tensor(f32[4, 1]{1, 1} + 16, 0.5: f64, alpha=2)");
+}
+
+// Bytes of 1 and 1.001 differ by up to 197, those of 1 and 4 by at most 1.
+TEST(Runs, DynamicResultsAreComparedInTheirDtype) {
+  const auto outcome = [](float value) {
+    const auto bytes = std::as_bytes(std::span(&value, 1));
+    return Outcome{{}, {}, {Bytes(bytes.begin(), bytes.end())}, {ir::DType::kFloat32}};
+  };
+  EXPECT_FALSE(compare({}, outcome(1), outcome(1.001f), {0.01, 0}));
+  EXPECT_TRUE(compare({}, outcome(1), outcome(4), {0, 1}));
 }
 
 }  // namespace

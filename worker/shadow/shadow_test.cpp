@@ -3,62 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <functional>
 #include <utility>
 
 #include "worker/device/host_device.h"
+#include "worker/runner/testing/faulty_runner.h"
 #include "worker/session/testing/session_fixture.h"
 #include "worker/targets/reference/reference_target.h"
 
 namespace torch_remote::worker {
 namespace {
-
-// Changes the results of a node, after it ran.
-using Fault = std::function<void(const ir::Graph& graph, const ir::Node& node, std::span<const tr_buffer> buffers)>;
-
-class FaultyProgram final : public RunnerProgram {
- public:
-  FaultyProgram(std::unique_ptr<RunnerProgram> inner, const ir::Graph& graph, const Fault& fault)
-      : inner_(std::move(inner)), graph_(graph), fault_(fault) {}
-
-  bool allocates_buffer(uint32_t buffer) const override { return inner_->allocates_buffer(buffer); }
-  bool takes_node(uint32_t node, std::span<const int64_t> values, bool wait) override {
-    return inner_->takes_node(node, values, wait);
-  }
-  bool run(tr_run& run, tr_error* error) override {
-    if (!inner_->run(run, error)) return false;
-    for (uint32_t n = run.first; n < run.last; ++n) {
-      if (fault_) fault_(graph_, graph_.nodes[n], {run.buffers, run.buffer_count});
-    }
-    return true;
-  }
-
- private:
-  const std::unique_ptr<RunnerProgram> inner_;
-  const ir::Graph& graph_;
-  const Fault& fault_;
-};
-
-// Executes nodes as the inner runner does, except for the fault.
-class FaultyRunner final : public Runner {
- public:
-  FaultyRunner(std::unique_ptr<Runner> inner, const Fault& fault) : inner_(std::move(inner)), fault_(fault) {}
-
-  std::string name() const override { return "faulty kernels"; }
-  bool accepts(const ir::Graph& graph, uint32_t node) override { return inner_->accepts(graph, node); }
-  bool may_decline() const override { return inner_->may_decline(); }
-  Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
-    std::unique_ptr<RunnerProgram> inner;
-    if (Status status = inner_->load(request, &inner); !status.ok() || !inner) return status;
-    *program = std::make_unique<FaultyProgram>(std::move(inner), request.graph, fault_);
-    return {};
-  }
-  bool has_op(const char* name) override { return inner_->has_op(name); }
-
- private:
-  const std::unique_ptr<Runner> inner_;
-  const Fault& fault_;
-};
 
 class ShadowTest : public SessionTest {
  protected:
@@ -67,24 +20,14 @@ class ShadowTest : public SessionTest {
     EXPECT_TRUE(reference_target().open_reference(&opened).ok());
     opened_ = std::move(opened);
     runners.clear();
-    for (auto& runner : opened_.runners) runners.push_back(std::make_unique<FaultyRunner>(std::move(runner), fault));
+    for (auto& runner : opened_.runners) runners.push_back(testing::make_faulty_runner(std::move(runner), fault));
     session = std::make_unique<Session>(&device, &runners);
     shadow = std::make_unique<Shadow>(device, runners, reference_target().open_reference);
     session->set_watcher(shadow.get());
     shadow->set({1, 0});
   }
 
-  // Adds `by` to an element of what an op writes.
-  void break_op(const std::string& name, size_t element, float by) {
-    fault = [=](const ir::Graph& graph, const ir::Node& node, std::span<const tr_buffer> buffers) {
-      if (ir::op_desc(node.opcode).name != name) return;
-      ir::for_each_view(node, [&](uint32_t view, bool writes) {
-        if (writes) static_cast<float*>(buffers[graph.views[view].buffer].data)[element] += by;
-      });
-    };
-  }
-
-  Fault fault;
+  testing::Fault fault;
   OpenDevice opened_;  // The runners' device.
   std::unique_ptr<Shadow> shadow;
 };
@@ -120,7 +63,7 @@ TEST_F(ShadowTest, RightStepsAgree) {
 }
 
 TEST_F(ShadowTest, AWrongStepIsNamedWithItsOperands) {
-  break_op("aten::mul.Tensor", 1, 0.5f);
+  fault = testing::add_to_results_of("aten::mul", 0.5f);
   load(1, kSteps);
   upload(1, {1, 2, 3});
   upload(2, {10, 20, 30});
@@ -132,20 +75,20 @@ TEST_F(ShadowTest, AWrongStepIsNamedWithItsOperands) {
   ASSERT_NE(found, nullptr);
   EXPECT_EQ(found->program, 1u);
   EXPECT_EQ(found->records[found->record], 1u);
-  EXPECT_EQ(found->runner, "faulty kernels");
+  EXPECT_EQ(found->runner, "interpreted loops");
   EXPECT_EQ(found->op, "aten::mul.Tensor(f32[3], f32[3])");
   EXPECT_EQ(found->what,
-            "result 0 (f32): 1 of 3 elements differ, at most by 0.5 (relative 0.0114); element 1: 44.5 and 44");
+            "result 0 (f32): 1 of 3 elements differ, at most by 0.5 (relative 0.0455); element 0: 11.5 and 11");
   EXPECT_TRUE(ir::verify(found->graph).ok());
   EXPECT_EQ(found->graph.nodes.size(), 1u);
   ASSERT_EQ(found->inputs.size(), 2u);
   float operand[3];
   std::memcpy(operand, found->inputs[1].data(), sizeof(operand));
-  EXPECT_EQ(operand[1], 22);
+  EXPECT_EQ(operand[0], 11);
 }
 
 TEST_F(ShadowTest, AWrongUpdateInPlaceIsFound) {
-  break_op("aten::mul_.Tensor", 2, 1);
+  fault = testing::add_to_results_of("aten::mul_", 1);
   load(1, kSteps);
   upload(1, {1, 2, 3});
   upload(2, {10, 20, 30});
@@ -168,7 +111,7 @@ constexpr const char* kSum = R"(graph(s0) {
 TEST_F(ShadowTest, TermsThatCancelMakeNoDifference) {
   load(1, kSum);
   upload(1, {1e8f, 1, -1e8f, 2});
-  break_op("aten::sum", 0, -1);
+  fault = testing::add_to_results_of("aten::sum", -1);
   run(1, {4}, {1});
   shadow->wait();
   EXPECT_EQ(shadow->counts().steps, 1u);
