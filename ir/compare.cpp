@@ -7,7 +7,6 @@
 #include <cstring>
 #include <limits>
 
-
 namespace torch_remote::ir {
 namespace {
 
@@ -121,6 +120,7 @@ std::optional<Difference> compare(DType dtype, std::span<const std::byte> a, std
         agree = false;
         continue;
       }
+      if (tolerance.nonfinite && !std::isfinite(*u) && !std::isfinite(*v)) continue;
       const double d = distance(*u, *v);
       most = std::max(most, d);
       const bool finite = std::isfinite(d);

@@ -17,6 +17,7 @@ namespace torch_remote::ir {
 struct Tolerance {
   double rtol = 0;
   double atol = 0;
+  bool nonfinite = false;  // elements that are infinite or NaN agree with each other
 };
 
 struct Difference {

@@ -7,7 +7,6 @@
 #include <span>
 #include <vector>
 
-
 namespace torch_remote::ir {
 namespace {
 
@@ -69,6 +68,13 @@ TEST(Compare, HalvesIntegersComplexAndUnknownNumbers) {
   const auto unknown = compared<uint8_t>(DType::kFloat8E5M2, {1}, {2}, {1, 1});
   ASSERT_TRUE(unknown);
   EXPECT_EQ(unknown->a, "0x01");
+}
+
+TEST(Compare, NonfiniteElementsMayAgree) {
+  const Tolerance tolerance{0, 1e-3, /*nonfinite=*/true};
+  EXPECT_FALSE(compared<float>(DType::kFloat32, {kNan, kInfinity}, {-kInfinity, kNan}, tolerance));
+  EXPECT_TRUE(compared<float>(DType::kFloat32, {kNan}, {1}, tolerance));
+  EXPECT_TRUE(compared<float>(DType::kFloat32, {1}, {kInfinity}, tolerance));
 }
 
 TEST(Compare, OtherSizesAreDifferent) {

@@ -329,9 +329,8 @@ class Canonicalizer {
   bool reaches_no_further(const View& copy, uint32_t source) const {
     const Sym nbytes = graph_.buffers[source].nbytes;
     if (nbytes != kNoSym && nbytes == graph_.buffers[copy.buffer].nbytes) return true;
-    return std::ranges::all_of(graph_.views, [&](const View& view) {
-      return view.buffer != copy.buffer || ir::same_geometry(view, copy);
-    });
+    return std::ranges::all_of(
+        graph_.views, [&](const View& view) { return view.buffer != copy.buffer || ir::same_geometry(view, copy); });
   }
 
   // -- views ---------------------------------------------------------------------------------------------------------

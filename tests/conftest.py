@@ -23,6 +23,12 @@ if DEVICE != "cpu":
 torch.backends.cudnn.allow_tf32 = False
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # Workers on GPUs compare their first runs with their reference.
+    if DEVICE != "cpu":
+        config.addinivalue_line("filterwarnings", "error::torch_remote.shadow.ShadowWarning")
+
+
 @pytest.fixture(scope="session")
 def device() -> torch.device:
     return torch.device(DEVICE)

@@ -109,7 +109,9 @@ def _warn() -> None:
     """Warns of the differences that were found. Called on the main thread, between two bytecodes."""
     for device in range(_C.device_count()):
         while (report := _C.shadow_report(device, False, str(_next_file()))) and report["difference"] is not None:
-            text = f"torch_remote: a result differs from that of the worker's reference\n  {_made(report['difference'])}"
+            text = (
+                f"torch_remote: a result differs from that of the worker's reference\n  {_made(report['difference'])}"
+            )
             warnings.warn(ShadowWarning(text), stacklevel=2)
 
 
@@ -138,4 +140,6 @@ def _read_environment() -> None:
     try:
         shadow(float(text))
     except ValueError:
-        raise ValueError(f"TORCH_REMOTE_SHADOW is a share of runs between 0 and 1, such as 0.01, got {text!r}") from None
+        raise ValueError(
+            f"TORCH_REMOTE_SHADOW is a share of runs between 0 and 1, such as 0.01, got {text!r}"
+        ) from None

@@ -27,8 +27,13 @@ Status Shadow::ask(bool wait, const KeepWaiting& keep_waiting, ShadowCounts* cou
   Frame frame;
   if (Status status = send(nullptr, wait, keep_waiting, &frame); !status) return status;
   const auto* reply = flatbuffers::GetRoot<wire::ShadowReply>(frame.control.data());  // verified on receipt
-  *counts = {reply->runs(),       reply->steps(),       reply->left_out(), reply->bytes(),
-             reply->copying_ns(), reply->checking_ns(), reply->stats() ? reply->stats()->differences() : 0};
+  *counts = {reply->runs(),
+             reply->steps(),
+             reply->left_out(),
+             reply->bytes(),
+             reply->copying_ns(),
+             reply->checking_ns(),
+             reply->stats() ? reply->stats()->differences() : 0};
   const wire::ShadowDifference* found = reply->difference();
   if (found == nullptr) return {};
   const auto text = [](const flatbuffers::String* string) { return string ? string->str() : std::string(); };

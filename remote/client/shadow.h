@@ -34,9 +34,9 @@ struct ShadowCounts {
 
 // A step whose results differ from those of the reference, and the first of its ops that does.
 struct ShadowDifference {
-  std::string runner;  // the runner that executed the step: "cuBLASLt"
-  std::string op;      // "aten::add.Tensor(f32[16], f32[16])"
-  std::string what;    // "result 0 (f32): 12 of 400 elements differ, ..."
+  std::string runner;                  // the runner that executed the step: "cuBLASLt"
+  std::string op;                      // "aten::add.Tensor(f32[16], f32[16])"
+  std::string what;                    // "result 0 (f32): 12 of 400 elements differ, ..."
   uint32_t record = 0;                 // of the op, in `graph`
   std::vector<ir::SourceRef> sources;  // by record of `graph`: the user's line, if it is still known
   // the step as a program of its own, with its inputs

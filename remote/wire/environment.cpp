@@ -52,7 +52,8 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
     {"TORCH_REMOTE_PASSES", "",
      "options of passes, and 0 for a pass to skip: `cse=0,fuse.limit=3` (`remote-opt --list` has all)"},
     {"TORCH_REMOTE_SHADOW", "",
-     "the share of runs whose results the worker compares with its reference: `0.01` ([tools.md](tools.md#shadow-runs)); "
+     "the share of runs whose results the worker compares with its reference: `0.01` "
+     "([tools.md](tools.md#shadow-runs)); "
      "default: the first 200 runs of a GPU"},
     {"TORCH_REMOTE_WAIT_COMPILE", "0|1", "a worker's runs wait until their kernels are compiled"},
     {"TORCH_REMOTE_PEER_HOST", "",

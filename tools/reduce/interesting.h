@@ -4,9 +4,9 @@
 #include <span>
 #include <string>
 
+#include "ir/compare.h"
 #include "passes/pass.h"
 #include "tools/runs/case.h"
-#include "ir/compare.h"
 
 // The property that a run must keep while it is reduced.
 namespace torch_remote::tools::reduce {

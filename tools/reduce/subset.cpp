@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "ir/ops/op_table_generated.h"
 #include "ir/compact.h"
+#include "ir/ops/op_table_generated.h"
 #include "tools/runs/execute.h"
 
 namespace torch_remote::tools::reduce {

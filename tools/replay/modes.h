@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "ir/compare.h"
 #include "passes/pass.h"
 #include "remote/capture/capture.h"
-#include "ir/compare.h"
 #include "tools/runs/device.h"
 
 // The modes of remote-replay. Each mode prints its findings on the standard output.

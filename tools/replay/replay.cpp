@@ -59,8 +59,7 @@ Status replay(remote::CaptureReader& capture, Device& device, const Options& opt
     if (Status status = replayer.perform(*event, compare ? &answer : nullptr); !status) return status;
     if (!compare || replayer.failed()) continue;
     ++compared;
-    const auto difference =
-        ir::compare(likely_dtype(read->item_size, exact), read->bytes, answer, options.tolerance);
+    const auto difference = ir::compare(likely_dtype(read->item_size, exact), read->bytes, answer, options.tolerance);
     if (difference) {
       differences.push_back("read " + std::to_string(compared) + " (message " + std::to_string(event->sequence) +
                             ", buffer " + std::to_string(read->buffer) +

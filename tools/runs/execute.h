@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "ir/graph.h"
 #include "ir/compare.h"
+#include "ir/graph.h"
 #include "tools/runs/device.h"
 
 // Runs one graph without changing its inputs, and compares the results of two runs.

@@ -142,8 +142,7 @@ bool ProgramRun::call_steps(uint32_t first, uint32_t last, uint64_t* times) {
     const bool timed = step->timed_group != ir::kNoNode;
     const uint64_t began = timed ? monotonic_ns() : 0;
     uint64_t* const its_times = times ? times + (n - first) : nullptr;
-    const bool good =
-        watched_ ? call_watched(*step, n, end, its_times) : call_runner(step->runner, n, end, its_times);
+    const bool good = watched_ ? call_watched(*step, n, end, its_times) : call_runner(step->runner, n, end, its_times);
     if (timed) program_.group_times[step->timed_group] += monotonic_ns() - began;
     if (!good) return false;
     n = end;

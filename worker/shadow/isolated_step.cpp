@@ -51,7 +51,8 @@ std::optional<IsolatedStep> isolate_step(const ir::Graph& graph, std::span<const
     const uint32_t b = remaining.buffers[i];
     ir::Buffer& buffer = step.graph.buffers[i];
     buffer.may_reuse = ir::kNoBuffer;
-    const bool local = graph.buffers[b].group_local;
+    // Without memory, unless the group's nodes execute one by one.
+    const bool local = graph.buffers[b].group_local && nodes.size() > 1;
     if (created[b] || local) {
       buffer.survives = !local;
       if (buffer.survives) step.created.push_back(b);

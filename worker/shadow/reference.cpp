@@ -58,7 +58,8 @@ Status Reference::run(const IsolatedStep& step, std::span<const Bytes> inputs, i
   inputs_after->resize(ids.size());
   created->resize(step.created.size());
   for (size_t i = 0; i < ids.size() && status.ok(); ++i) status = take(session, ids[i], &(*inputs_after)[i]);
-  for (size_t i = 0; i < created->size() && status.ok(); ++i) status = take(session, ids.size() + 1 + i, &(*created)[i]);
+  for (size_t i = 0; i < created->size() && status.ok(); ++i)
+    status = take(session, ids.size() + 1 + i, &(*created)[i]);
   return status;
 }
 

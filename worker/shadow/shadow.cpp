@@ -218,11 +218,11 @@ void Shadow::work() {
     if (status.ok() && found) {
       std::vector<int64_t> values;
       (void)ir::evaluate(next->step.graph, next->step.params.data(), &values);
-      difference = std::make_unique<ShadowDifference>(ShadowDifference{
-          next->program, next->sequence, next->records, next->step.graph.nodes[found->node].record, next->runner,
-          describe_node(next->step.graph, next->step.graph.nodes[found->node], values), std::move(found->what),
-          std::move(next->step.graph), std::move(next->step.params), std::move(next->contents.inputs),
-          next->math_modes});
+      difference = std::make_unique<ShadowDifference>(
+          ShadowDifference{next->program, next->sequence, next->records, next->step.graph.nodes[found->node].record,
+                           next->runner, describe_node(next->step.graph, next->step.graph.nodes[found->node], values),
+                           std::move(found->what), std::move(next->step.graph), std::move(next->step.params),
+                           std::move(next->contents.inputs), next->math_modes});
     }
     {
       const std::lock_guard lock(queue_->mutex);

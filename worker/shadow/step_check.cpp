@@ -172,7 +172,7 @@ std::optional<StepDifference> StepCheck::compare(const WrittenView& written) {
     return std::nullopt;
   }
   const double share = share_of(view.dtype, math_modes_);
-  ir::Tolerance tolerance{share, share * ir::largest(view.dtype, expected)};
+  ir::Tolerance tolerance{share, share * ir::largest(view.dtype, expected), /*nonfinite=*/share > 0};
   std::optional<ir::Difference> difference = ir::compare(view.dtype, got, expected, tolerance);
   if (!difference) return std::nullopt;
   if (changed_.empty() && unchanged_why_.ok()) unchanged_why_ = run_changed();
@@ -201,8 +201,7 @@ std::optional<StepDifference> StepCheck::compare(const WrittenView& written) {
 Status StepCheck::run(std::optional<StepDifference>* difference) {
   difference->reset();
   if (Status status = ir::evaluate(step_.graph, step_.params.data(), &values_); !status.ok()) return status;
-  Status status =
-      reference_.run(step_, contents_.inputs, math_modes_, &expected_.inputs_after, &expected_.created);
+  Status status = reference_.run(step_, contents_.inputs, math_modes_, &expected_.inputs_after, &expected_.created);
   if (!status.ok()) return status;
   for (const WrittenView& written : step_.written) {
     *difference = compare(written);

@@ -29,10 +29,12 @@ struct StepDifference {
 //
 //   float64 1e-10    float32 1e-4, with TF32 5e-3    float16 4e-3    bfloat16 3e-2
 //
-// If some do not, the step may amplify roundings, such as a sum whose terms cancel. So the reference executes it twice
-// more, on inputs that are changed by a few roundings. A difference counts only if it is more than eight times as large
-// as what that changes. Integers, bools and float8 must be equal, unless that changes some of them. Then twice as many
-// may differ, or one of a thousand.
+// Infinite elements agree with NaN: which of both a sum of infinite terms is depends on the order of the terms.
+//
+// If some do not agree, the step may amplify roundings, such as a sum whose terms cancel. So the reference executes it
+// twice more, on inputs that are changed by a few roundings. A difference counts only if it is more than eight times as
+// large as what that changes. Integers, bools and float8 must be equal, unless that changes some of them. Then twice as
+// many may differ, or one of a thousand.
 //
 // Returns an error if the reference cannot execute the step.
 Status check_step(Reference& reference, const IsolatedStep& step, const StepContents& contents,

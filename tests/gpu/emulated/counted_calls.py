@@ -18,6 +18,9 @@ from torch_remote._C import worker_info
 CALLS = Path(os.environ.setdefault("TORCH_REMOTE_TEST_CALLS", tempfile.mkdtemp() + "/calls"))
 
 
+torch.remote.shadow(0)  # its copies would count
+
+
 def counted() -> Counter[str]:
     """The number of calls by function since the worker started."""
     torch.zeros(1, device="remote")  # starts the worker

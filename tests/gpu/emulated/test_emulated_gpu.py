@@ -1,11 +1,14 @@
 """Scripts on a worker with an emulated GPU. GPU kernels or the emulated cuBLASLt execute every op; ATen executes
 none."""
 
+import os
+import re
 from random import Random
 
 import pytest
 import torch
 import torch.nn.functional as F
+from python_processes import run_python
 from torch import nn
 
 
@@ -27,6 +30,21 @@ def test_pointwise_softmax_and_sum_equal_cpu(remote):
     same((probabilities * there).sum(), (expected * x).sum())
     torch.remote.synchronize()
     assert torch.remote.stats()["kernels_compiled"] > 0
+
+
+def test_the_first_runs_are_compared_with_the_reference(remote):
+    script = """
+import torch, torch_remote
+x = torch.randn(64, 32, device="remote")
+for _ in range(3):
+    (torch.softmax(x @ x.t(), -1).sum(0) * 2).sum().item()
+"""
+    said = run_python("-c", script, capture_output=True, text=True, check=True, timeout=100).stderr
+    assert re.search(
+        r"compared \d+ steps of the first \d+ runs of remote:0 .* none differ\. Copying took 0\.\d s", said
+    ), said
+    environment = {**os.environ, "TORCH_REMOTE_SHADOW": "0"}
+    assert "compared" not in run_python("-c", script, env=environment, capture_output=True, text=True).stderr
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32], ids=str)

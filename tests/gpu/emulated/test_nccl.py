@@ -131,6 +131,7 @@ def a_rank_goes(rank, size):
 
 def run(function, size, folder, monkeypatch, **environment):
     monkeypatch.setenv("TORCH_REMOTE_TEST_CALLS", f"{tempfile.mkdtemp()}/%")
+    monkeypatch.setenv("TORCH_REMOTE_SHADOW", "0")  # its copies would count
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     ranks.run(__file__, function, size, folder)
