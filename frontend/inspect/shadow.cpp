@@ -10,6 +10,7 @@
 #include "frontend/source/source.h"
 #include "remote/capture/session_writer.h"
 #include "remote/client/shadow.h"
+#include "remote/client/types.h"
 
 namespace torch_remote::frontend {
 namespace {

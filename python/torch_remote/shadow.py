@@ -80,7 +80,7 @@ def shadow_report(device: _Device = None, *, wait: bool = True) -> ShadowReport:
     """Returns what the worker of a device has checked. Waits for the worker, and with `wait` for its checks."""
     index = _index(device)
     _C.flush(index)
-    found = []
+    found: list[ShadowDifference] = []
     while True:
         report = _C.shadow_report(index, wait, str(_next_file()))
         if report is None:

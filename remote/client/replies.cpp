@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "remote/client/event_log.h"
-#include "remote/client/shadow.h"
 #include "remote/wire/message.h"
 
 namespace torch_remote::remote {

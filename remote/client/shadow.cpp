@@ -5,8 +5,6 @@
 
 namespace torch_remote::remote {
 
-std::atomic<void (*)()> on_shadow_difference{nullptr};
-
 Status Shadow::send(const ShadowSettings* settings, bool wait, const KeepWaiting& keep_waiting, Frame* reply) {
   const auto encode = [&] {
     channel_.builder.Finish(wire::CreateShadow(channel_.builder, settings != nullptr, settings ? settings->rate : 0,

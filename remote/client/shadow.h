@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -45,10 +44,6 @@ struct ShadowDifference {
   std::vector<std::vector<std::byte>> inputs;
   uint8_t math_modes = 0;
 };
-
-// Is called, if it is set, when a message says that there are more differences than before. It must not wait, and must
-// not take a lock that a thread holds while it uses a client: it runs on any thread, with a client's locks held.
-extern std::atomic<void (*)()> on_shadow_difference;
 
 // The checks that the worker makes for this session. Thread safe. Functions wait for a reply.
 class Shadow {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -70,5 +71,10 @@ struct ProgramOptions {
 // from Client::load() is for runs that are not recorded.
 struct CachedProgram;
 using ProgramPtr = std::shared_ptr<CachedProgram>;
+
+// Is called, if it is set, when a message says that shadow runs have found more differences than before. It must not
+// wait, and must not take a lock that a thread holds while it uses a client: it runs on any thread, with a client's
+// locks held.
+inline std::atomic<void (*)()> on_shadow_difference{nullptr};
 
 }  // namespace torch_remote::remote

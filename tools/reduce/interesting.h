@@ -4,7 +4,7 @@
 #include <span>
 #include <string>
 
-#include "ir/compare.h"
+#include "ir/checking/compare.h"
 #include "passes/pass.h"
 #include "tools/runs/case.h"
 

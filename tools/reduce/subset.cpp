@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ir/compact.h"
+#include "ir/checking/compact.h"
 #include "ir/ops/op_table_generated.h"
 #include "tools/runs/execute.h"
 

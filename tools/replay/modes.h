@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "ir/compare.h"
+#include "ir/checking/compare.h"
 #include "passes/pass.h"
 #include "remote/capture/capture.h"
 #include "tools/runs/device.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "ir/compare.h"
+#include "ir/checking/compare.h"
 #include "ir/graph.h"
 #include "tools/runs/device.h"
 

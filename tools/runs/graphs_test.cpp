@@ -3,7 +3,7 @@
 
 #include <numeric>
 
-#include "ir/compact.h"
+#include "ir/checking/compact.h"
 #include "passes/pass.h"
 #include "passes/testing/random_program.h"
 #include "tools/runs/culprit.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ir/compact.h"
+#include "ir/checking/compact.h"
 
 namespace torch_remote::worker {
 namespace {

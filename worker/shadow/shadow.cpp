@@ -16,7 +16,7 @@ namespace torch_remote::worker {
 namespace {
 
 constexpr uint64_t kMaxStepBytes = 256u << 20;     // Operands and results of one step.
-constexpr uint64_t kMaxWaitingBytes = 512u << 20;  // Of all steps that are being checked or wait.
+constexpr uint64_t kMaxWaitingBytes = 512u << 20;  // All steps that are being checked or wait.
 constexpr double kMaxReferenceNs = 2e9;
 constexpr size_t kMaxDifferences = 8;
 

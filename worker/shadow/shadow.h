@@ -40,9 +40,9 @@ struct ShadowCounts {
 // A step whose results differ from those of the reference.
 struct ShadowDifference {
   uint32_t program = 0;
-  uint64_t sequence = 0;          // Of the run.
+  uint64_t sequence = 0;          // The run's message.
   std::vector<uint32_t> records;  // By record of `graph`: the record of the program's trace.
-  uint32_t record = 0;            // Of `graph`: that of the first node that differs.
+  uint32_t record = 0;            // The record of `graph` that the first differing node came from.
   std::string runner;             // It executed the step.
   std::string op;                 // The first node that differs, with its operands.
   std::string what;               // "result 0 (f32): 12 of 400 elements differ, ..."

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <random>
 
-#include "ir/compare.h"
+#include "ir/checking/compare.h"
 #include "worker/device/strided_copy.h"
 
 namespace torch_remote::worker {

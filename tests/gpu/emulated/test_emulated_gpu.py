@@ -39,12 +39,12 @@ x = torch.randn(64, 32, device="remote")
 for _ in range(3):
     (torch.softmax(x @ x.t(), -1).sum(0) * 2).sum().item()
 """
-    said = run_python("-c", script, capture_output=True, text=True, check=True, timeout=100).stderr
+    said = run_python("-c", script, check=True, timeout=100).stderr
     assert re.search(
         r"compared \d+ steps of the first \d+ runs of remote:0 .* none differ\. Copying took 0\.\d s", said
     ), said
     environment = {**os.environ, "TORCH_REMOTE_SHADOW": "0"}
-    assert "compared" not in run_python("-c", script, env=environment, capture_output=True, text=True).stderr
+    assert "compared" not in run_python("-c", script, env=environment).stderr
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32], ids=str)

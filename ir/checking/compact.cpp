@@ -1,4 +1,4 @@
-#include "ir/compact.h"
+#include "ir/checking/compact.h"
 
 #include <algorithm>
 #include <map>

@@ -1,4 +1,4 @@
-#include "ir/compare.h"
+#include "ir/checking/compare.h"
 
 #include <gtest/gtest.h>
 
