@@ -130,6 +130,7 @@ WORKER = [
         [
             ("worker/server", "messages"),
             ("worker/session", "programs, buffers, failures"),
+            ("worker/shadow", "compares results"),
             ("worker/device", "interface: memory, tickets"),
             ("worker/runner", "interface: executes nodes"),
             ("worker/collectives", "process groups"),
