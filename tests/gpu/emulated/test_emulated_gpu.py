@@ -47,6 +47,13 @@ for _ in range(3):
     assert "compared" not in run_python("-c", script, env=environment).stderr
 
 
+def test_constants_are_those_of_torch_in_float64(remote):
+    x = torch.linspace(-4, 4, 9, dtype=torch.float64, requires_grad=True)
+    there = x.detach().to(remote).requires_grad_()
+    F.hardsigmoid(x).sum().backward(), F.hardsigmoid(there).sum().backward()
+    assert torch.equal(there.grad.cpu(), x.grad)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32], ids=str)
 def test_dtypes(remote, dtype):
     x = torch.arange(-20, 37).reshape(3, 19).to(dtype)
