@@ -66,8 +66,7 @@ class Script final : public remote::Transport {
                                     std::move(owner));
   }
   Status send(wire::Header header, std::span<const uint8_t> control, AttachmentPtr attachment) override {
-    if (header.type == 0 || header.type > static_cast<uint8_t>(wire::Type::kCancelFunction))
-      wrong("an answer of no type");
+    if (header.type == 0 || header.type > static_cast<uint8_t>(wire::Type::kShadowReply)) wrong("an answer of no type");
     uint8_t sum = 0;
     for (const uint8_t byte : control) sum ^= byte;
     if (attachment) {
