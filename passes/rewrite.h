@@ -6,7 +6,7 @@
 #include "ir/analysis.h"
 #include "ir/graph.h"
 
-// Functions with which several passes read and change a graph.
+// Functions with which passes and tools read and change a graph.
 namespace torch_remote::passes {
 
 // Whether the op's only effects are its results and the writes that its schema or the table states, and the client does

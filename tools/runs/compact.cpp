@@ -4,35 +4,12 @@
 #include <map>
 
 #include "ir/text.h"
+#include "passes/rewrite.h"
 
 namespace torch_remote::tools {
 namespace {
 
 constexpr uint32_t kUnused = 0xFFFFFFFF;
-
-// Calls f(symbol, two) for each symbol of an argument; `two`: the next symbol belongs to the argument, too.
-template <class F>
-void for_each_symbol(ir::Arg& arg, F&& f) {
-  switch (arg.tag) {
-    case ir::ArgTag::kInt:
-    case ir::ArgTag::kFloat:
-    case ir::ArgTag::kBool:
-      f(arg.a, false);
-      break;
-    case ir::ArgTag::kComplex:
-    case ir::ArgTag::kGenerator:
-      f(arg.a, true);
-      break;
-    case ir::ArgTag::kScalarTensor:
-      f(arg.a, ir::is_complex(static_cast<ir::DType>(arg.b & 0xFF)));
-      break;
-    case ir::ArgTag::kList:
-      for (ir::Arg& item : arg.items) for_each_symbol(item, f);
-      break;
-    default:
-      break;
-  }
-}
 
 class Compactor {
  public:
@@ -58,9 +35,8 @@ class Compactor {
   }
   void use_all(std::vector<ir::Arg>& args) {
     for (ir::Arg& arg : args) {
-      for_each_symbol(arg, [&](uint32_t symbol, bool pair) {
-        use(symbol);
-        if (pair) use(symbol + 1);
+      passes::for_each_symbol_slot(arg, [&](ir::Sym symbol, uint32_t count) {
+        for (uint32_t i = 0; i < count; ++i) use(symbol + i);
       });
     }
   }
@@ -134,17 +110,13 @@ class Compactor {
     }
   }
 
-  void rewrite(ir::Arg& arg) {
-    if (arg.tag == ir::ArgTag::kView) arg.a = views_[arg.a];
-    if (arg.tag == ir::ArgTag::kList) {
-      for (ir::Arg& item : arg.items) rewrite(item);
-    } else {
-      for_each_symbol(arg, [&](uint32_t& symbol, bool) { symbol = symbols_[symbol]; });
-    }
-  }
   void rewrite(ir::Node& node) {
-    for (ir::Arg& arg : node.args) rewrite(arg);
-    for (ir::Arg& result : node.results) rewrite(result);
+    passes::for_each_view_slot(node, [&](uint32_t& view, bool) { view = views_[view]; });
+    for (std::vector<ir::Arg>* const args : {&node.args, &node.results}) {
+      for (ir::Arg& arg : *args) {
+        passes::for_each_symbol_slot(arg, [&](ir::Sym& symbol, uint32_t) { symbol = symbols_[symbol]; });
+      }
+    }
   }
 
   // Renumbers the records without gaps, so that source lines of removed records go.
