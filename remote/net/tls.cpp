@@ -14,7 +14,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -131,19 +130,11 @@ struct Socket {
 
 // OpenSSL's own socket BIO would raise SIGPIPE.
 ssize_t send_now(int socket, const char* data, size_t size) {
-  ssize_t n;
-  do {
-    n = send(socket, data, size, MSG_NOSIGNAL | MSG_DONTWAIT);
-  } while (n < 0 && errno == EINTR);
-  return n;
+  return TEMP_FAILURE_RETRY(send(socket, data, size, MSG_NOSIGNAL | MSG_DONTWAIT));
 }
 
 ssize_t receive_now(int socket, char* data, size_t size) {
-  ssize_t n;
-  do {
-    n = recv(socket, data, size, MSG_DONTWAIT);
-  } while (n < 0 && errno == EINTR);
-  return n;
+  return TEMP_FAILURE_RETRY(recv(socket, data, size, MSG_DONTWAIT));
 }
 
 bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <sys/types.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -76,6 +75,23 @@ bool is_tcp_peer(int socket, int process) {
   return false;
 }
 
+ssize_t send_pieces(int socket, std::span<const iovec> pieces, int descriptor, int flags) {
+  msghdr message{};
+  message.msg_iov = const_cast<iovec*>(pieces.data());
+  message.msg_iovlen = pieces.size();
+  alignas(cmsghdr) char ancillary[CMSG_SPACE(sizeof(int))];
+  if (descriptor >= 0) {
+    message.msg_control = ancillary;
+    message.msg_controllen = sizeof(ancillary);
+    cmsghdr* part = CMSG_FIRSTHDR(&message);
+    part->cmsg_level = SOL_SOCKET;
+    part->cmsg_type = SCM_RIGHTS;
+    part->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(part), &descriptor, sizeof(int));
+  }
+  return TEMP_FAILURE_RETRY(sendmsg(socket, &message, MSG_NOSIGNAL | flags));
+}
+
 namespace {
 
 class SocketStream : public ByteStream {
@@ -99,10 +115,7 @@ class SocketStream : public ByteStream {
       message.msg_control = ancillary;
       message.msg_controllen = sizeof(ancillary);
     }
-    ssize_t n;
-    do {
-      n = recvmsg(socket_, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    } while (n < 0 && errno == EINTR);
+    const ssize_t n = TEMP_FAILURE_RETRY(recvmsg(socket_, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC));
     if (n < 0) return would_block() ? timed_out() : broken();
     *bytes = static_cast<size_t>(n);
     if (message.msg_controllen != 0) keep_descriptors(message, *descriptors);
@@ -113,23 +126,7 @@ class SocketStream : public ByteStream {
   }
 
   Status write(std::span<const iovec> from, size_t* bytes, int* descriptor) override {
-    msghdr message{};
-    message.msg_iov = const_cast<iovec*>(from.data());
-    message.msg_iovlen = from.size();
-    alignas(cmsghdr) char ancillary[CMSG_SPACE(sizeof(int))];
-    if (*descriptor >= 0) {
-      message.msg_control = ancillary;
-      message.msg_controllen = sizeof(ancillary);
-      cmsghdr* part = CMSG_FIRSTHDR(&message);
-      part->cmsg_level = SOL_SOCKET;
-      part->cmsg_type = SCM_RIGHTS;
-      part->cmsg_len = CMSG_LEN(sizeof(int));
-      std::memcpy(CMSG_DATA(part), descriptor, sizeof(int));
-    }
-    ssize_t n;
-    do {
-      n = sendmsg(socket_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    } while (n < 0 && errno == EINTR);
+    const ssize_t n = send_pieces(socket_, from, *descriptor, MSG_DONTWAIT);
     if (n >= 0) {
       if (*descriptor >= 0) ::close(std::exchange(*descriptor, -1));
       *bytes = static_cast<size_t>(n);
@@ -204,10 +201,7 @@ class PipeStream : public ByteStream {
       *bytes = 0;
       return {};
     }
-    ssize_t n;
-    do {
-      n = readv(input_, to.data(), static_cast<int>(to.size()));
-    } while (n < 0 && errno == EINTR);
+    const ssize_t n = TEMP_FAILURE_RETRY(readv(input_, to.data(), static_cast<int>(to.size())));
     if (n < 0) return would_block() ? timed_out() : broken();
     *bytes = static_cast<size_t>(n);
     return {};
@@ -215,10 +209,7 @@ class PipeStream : public ByteStream {
 
   Status write(std::span<const iovec> from, size_t* bytes, int*) override {
     if (ended_) return {ErrorCode::kLost, "it was closed"};
-    ssize_t n;
-    do {
-      n = writev(output_, from.data(), static_cast<int>(from.size()));
-    } while (n < 0 && errno == EINTR);
+    const ssize_t n = TEMP_FAILURE_RETRY(writev(output_, from.data(), static_cast<int>(from.size())));
     if (n < 0) return would_block() ? timed_out() : broken();
     *bytes = static_cast<size_t>(n);
     return {};

@@ -2,10 +2,13 @@
 
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include <array>
 #include <cerrno>
 #include <cstring>
+
+#include "remote/transport/byte_stream.h"
 
 namespace torch_remote::worker {
 namespace {
@@ -16,32 +19,14 @@ constexpr size_t kMostBytes = 4096;
 
 Status make_control_sockets(int ends[2]) {
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0) return {};
-  return Status::internal(std::string("remote: cannot create a socket for a session's process: ") +
-                          std::strerror(errno));
+  return system_error("cannot create a socket for a session's process", ErrorCode::kInternal);
 }
 
 bool send_control(int socket, Control type, const std::string& body, int descriptor) {
   std::string bytes(1, static_cast<char>(type));
   bytes += body.substr(0, kMostBytes - 1);
-  iovec piece{bytes.data(), bytes.size()};
-  msghdr message{};
-  message.msg_iov = &piece;
-  message.msg_iovlen = 1;
-  alignas(cmsghdr) char ancillary[CMSG_SPACE(sizeof(int))];
-  if (descriptor >= 0) {
-    message.msg_control = ancillary;
-    message.msg_controllen = sizeof(ancillary);
-    cmsghdr* part = CMSG_FIRSTHDR(&message);
-    part->cmsg_level = SOL_SOCKET;
-    part->cmsg_type = SCM_RIGHTS;
-    part->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(part), &descriptor, sizeof(int));
-  }
-  ssize_t n;
-  do {
-    n = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-  } while (n < 0 && errno == EINTR);
-  return n == static_cast<ssize_t>(bytes.size());
+  const iovec piece{bytes.data(), bytes.size()};
+  return remote::send_pieces(socket, {&piece, 1}, descriptor, MSG_DONTWAIT) == static_cast<ssize_t>(bytes.size());
 }
 
 Status receive_control(int socket, ControlMessage* message) {
@@ -53,10 +38,7 @@ Status receive_control(int socket, ControlMessage* message) {
   header.msg_iovlen = 1;
   header.msg_control = ancillary;
   header.msg_controllen = sizeof(ancillary);
-  ssize_t n;
-  do {
-    n = recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  } while (n < 0 && errno == EINTR);
+  const ssize_t n = TEMP_FAILURE_RETRY(recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC));
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return {ErrorCode::kTimeout, "remote: timeout"};
   if (n <= 0) return {ErrorCode::kLost, "remote: the other process is gone"};
   *message = {static_cast<Control>(bytes[0]), std::string(bytes.data() + 1, static_cast<size_t>(n) - 1), -1};

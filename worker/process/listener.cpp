@@ -55,10 +55,6 @@ constexpr size_t kMostWaiting = 64, kMostRefused = 16;
 constexpr size_t kMostIncoming = 64, kMostUnproven = 32;
 constexpr size_t kMostEnded = 256;  // Number of ended sessions whose end is remembered.
 
-Status system_error(const std::string& what) {
-  return {ErrorCode::kUnsupported, "remote: " + what + ": " + std::strerror(errno)};
-}
-
 // Removes the socket of a dead worker. Keeps a socket that still answers, and any other file.
 Status remove_stale_socket(const std::string& path, const sockaddr_un& address) {
   struct stat there{};
@@ -460,11 +456,8 @@ void Listener::begin_network(int client) {
 }
 
 bool Listener::read_client_hello(Incoming& incoming) {
-  ssize_t n;
-  do {
-    n = recv(incoming.socket, incoming.bytes.data() + incoming.have, incoming.bytes.size() - incoming.have,
-             MSG_DONTWAIT);
-  } while (n < 0 && errno == EINTR);
+  const ssize_t n = TEMP_FAILURE_RETRY(recv(incoming.socket, incoming.bytes.data() + incoming.have,
+                                            incoming.bytes.size() - incoming.have, MSG_DONTWAIT));
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) && Clock::now() < incoming.deadline) return true;
   if (n <= 0) {
     close(incoming.socket);
