@@ -140,7 +140,7 @@ TEST(Canonicalize, ACopyOfWhatIsWrittenLaterStays) {
 
 // The second half of b1 is never written. Reading it is valid, but b0 has no second half.
 TEST(Canonicalize, ACopyToAPartOfALargerTemporaryStays) {
-  const std::string text = R"(graph(s0, s1) {
+  const std::string text = R"(graph(s0..s1) {
   s2 = 1
   s3 = 0
   b0: input
