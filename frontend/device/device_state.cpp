@@ -153,7 +153,10 @@ constexpr uint64_t kFirstRunsOnGpus = 200;
 // Sends the worker the user's choice of shadow runs, if there is one.
 Status choose_shadow(remote::Client& worker, const std::optional<remote::ShadowSettings>& chosen,
                      const remote::KeepWaiting& keep_waiting) {
-  if (chosen) return chosen->rate > 0 || chosen->first_runs > 0 ? worker.shadow().set(*chosen, keep_waiting) : Status();
+  if (chosen) {
+    const bool is_off = chosen->rate == 0 && chosen->first_runs == 0;
+    return is_off && !worker.shadow().is_on() ? Status() : worker.shadow().set(*chosen, keep_waiting);
+  }
   if (!worker.connection().machine().capabilities.compiles_for_gpu()) return {};
   const Status status = worker.shadow().set({0, kFirstRunsOnGpus}, keep_waiting);
   return status.code() == ErrorCode::kUnsupported ? Status() : status;
@@ -339,7 +342,7 @@ void set_shadow(const remote::ShadowSettings& settings) {
   }
   for (int i = 0; i < device_count(); ++i) {
     const std::shared_ptr<remote::Client> worker = running_client(static_cast<c10::DeviceIndex>(i));
-    if (worker != nullptr) check(worker->shadow().set(settings, keep_waiting));
+    if (worker != nullptr) check(choose_shadow(*worker, settings, keep_waiting));
   }
 }
 

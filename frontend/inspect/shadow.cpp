@@ -51,7 +51,7 @@ bool write(const remote::ShadowDifference& difference, std::vector<std::string> 
 py::object shadow_report(int device, bool wait, const std::string& file) {
   check_not_forked();
   const std::shared_ptr<remote::Client> worker = running_client(checked_device(device));
-  if (worker == nullptr) return py::none();
+  if (worker == nullptr || !worker->shadow().is_on()) return py::none();
   remote::ShadowCounts counts;
   std::optional<remote::ShadowDifference> difference;
   std::vector<std::string> lines;
@@ -73,7 +73,7 @@ py::object shadow_report(int device, bool wait, const std::string& file) {
   report["checking_seconds"] = static_cast<double>(counts.checking_ns) * 1e-9;
   report["differences"] = counts.differences;
   report["difference"] = py::none();
-  if (!difference) return std::move(report);
+  if (!difference) return report;
   py::dict found;
   found["op"] = difference->op;
   found["line"] = difference->record < lines.size() ? lines[difference->record] : std::string();
@@ -81,7 +81,7 @@ py::object shadow_report(int device, bool wait, const std::string& file) {
   found["runner"] = difference->runner;
   found["file"] = written ? py::object(py::str(file)) : py::object(py::none());
   report["difference"] = std::move(found);
-  return std::move(report);
+  return report;
 }
 
 void watch_shadow_differences(py::object report) {

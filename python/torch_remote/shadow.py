@@ -80,15 +80,17 @@ def shadow_report(device: _Device = None, *, wait: bool = True) -> ShadowReport:
     """Returns what the worker of a device has checked. Waits for the worker, and with `wait` for its checks."""
     index = _index(device)
     _C.flush(index)
+    return _report(index, wait)
+
+
+def _report(device: int, wait: bool) -> ShadowReport:
     found: list[ShadowDifference] = []
-    while True:
-        report = _C.shadow_report(index, wait, str(_next_file()))
-        if report is None:
-            return ShadowReport()
+    while (report := _C.shadow_report(device, wait, str(_next_file()))) is not None:
         difference = report.pop("difference")
         if difference is None:
             return ShadowReport(**report, found=tuple(found))
         found.append(_made(difference))
+    return ShadowReport()
 
 
 def _next_file() -> Path:
@@ -105,30 +107,39 @@ def _made(difference: dict[str, str | None]) -> ShadowDifference:
     return ShadowDifference(**texts, file=None if file is None else Path(file))
 
 
-def _warn() -> None:
-    """Warns of the differences that were found. Called on the main thread, between two bytecodes."""
-    for device in range(_C.device_count()):
-        while (report := _C.shadow_report(device, False, str(_next_file()))) and report["difference"] is not None:
-            text = (
-                f"torch_remote: a result differs from that of the worker's reference\n  {_made(report['difference'])}"
-            )
-            warnings.warn(ShadowWarning(text), stacklevel=2)
-
-
-def _report_first_runs() -> None:
-    """Prints, at exit, what the checks of a GPU's first runs found and cost. The user did not ask for them."""
-    if _asked or _C.in_bad_fork():
-        return
+def _new_reports() -> list[ShadowReport]:
+    """By device, without waiting for checks. A worker that is lost has nothing to report: its users get an error."""
+    reports = []
     for device in range(_C.device_count()):
         try:
-            report = _C.shadow_report(device, False, str(_next_file()))
+            reports.append(_report(device, wait=False))
         except RuntimeError:
-            continue  # the worker is lost, which was said already
-        if report and report["runs"]:
+            reports.append(ShadowReport())
+    return reports
+
+
+def _text(difference: ShadowDifference) -> str:
+    return f"torch_remote: a result differs from that of the worker's reference\n  {difference}"
+
+
+def _warn() -> None:
+    """Warns of the differences that were found. Called on the main thread, between two bytecodes."""
+    for report in _new_reports():
+        for difference in report.found:
+            warnings.warn(ShadowWarning(_text(difference)), stacklevel=2)
+
+
+def _report_at_exit() -> None:
+    """Prints the differences that no warning has had, and what the checks of a GPU's first runs cost. A user who did
+    not ask for them must know."""
+    for device, report in enumerate(_new_reports()):
+        for difference in report.found:
+            print(_text(difference), file=sys.stderr)
+        if not _asked and report.runs:
             print(
-                f"torch_remote: compared {report['steps']} steps of the first {report['runs']} runs of remote:{device} "
-                f"with the worker's reference: {report['differences'] or 'none'} differ. Copying took "
-                f"{report['copying_seconds']:.1f} s. TORCH_REMOTE_SHADOW=0 turns this off",
+                f"torch_remote: compared {report.steps} steps of the first {report.runs} runs of remote:{device} "
+                f"with the worker's reference: {report.differences or 'none'} differ. Copying took "
+                f"{report.copying_seconds:.1f} s. TORCH_REMOTE_SHADOW=0 turns this off",
                 file=sys.stderr,
             )
 

@@ -16,7 +16,9 @@ Status Shadow::send(const ShadowSettings* settings, bool wait, const KeepWaiting
 
 Status Shadow::set(const ShadowSettings& settings, const KeepWaiting& keep_waiting) {
   Frame reply;
-  return send(&settings, false, keep_waiting, &reply);
+  Status status = send(&settings, false, keep_waiting, &reply);
+  if (status.ok()) on_ = true;
+  return status;
 }
 
 Status Shadow::ask(bool wait, const KeepWaiting& keep_waiting, ShadowCounts* counts,

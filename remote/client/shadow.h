@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -52,6 +53,8 @@ class Shadow {
 
   // Applies from now on. Returns kUnsupported if the worker has no reference.
   Status set(const ShadowSettings& settings, const KeepWaiting& keep_waiting);
+  // Whether set() has succeeded: only then is there something to ask for.
+  bool is_on() const { return on_; }
   // Sets the counts, and *difference to the oldest one that no call has returned. `wait`: until all checks are done.
   Status ask(bool wait, const KeepWaiting& keep_waiting, ShadowCounts* counts,
              std::optional<ShadowDifference>* difference);
@@ -60,6 +63,7 @@ class Shadow {
   Status send(const ShadowSettings* settings, bool wait, const KeepWaiting& keep_waiting, Frame* reply);
 
   Channel& channel_;
+  std::atomic<bool> on_ = false;
 };
 
 }  // namespace torch_remote::remote

@@ -133,6 +133,18 @@ def test_the_environment_chooses_the_share():
     assert "TORCH_REMOTE_SHADOW is a share of runs between 0 and 1, such as 0.01, got 'often'" in wrong.stderr
 
 
+def test_nobody_asks_a_worker_that_checks_nothing():
+    script = """
+torch.ones(2, device='remote').cpu()
+before = torch.remote.stats()["round_trips"]
+print(torch.remote.shadow_report() == torch.remote.ShadowReport(), torch.remote.stats()["round_trips"] - before)
+torch.remote.shadow(0)
+print(torch.remote.stats()["round_trips"] - before)
+"""
+    assert run(script).stdout == "True 0\n0\n"
+    assert run(script, TORCH_REMOTE_WORKER="inproc").stdout == "True 0\n0\n"
+
+
 def test_a_worker_without_a_reference_says_so():
     script = "torch.ones(2, device='remote').cpu()"
     refused = run(script, TORCH_REMOTE_SHADOW="1", TORCH_REMOTE_WORKER="inproc")

@@ -20,7 +20,7 @@ struct ServerOptions : DeviceOptions {
   std::string python_program;  // python_process.py of the package.
   // The address on which the session accepts connections of other workers (worker/collectives); empty: it accepts none.
   std::string peer_host;
-  ReferenceOpener open_reference;  // What runs are compared with if the client asks for it; null: none.
+  ReferenceOpener open_reference;  // The reference that runs are compared with; null: there is none.
 };
 
 }  // namespace torch_remote::worker

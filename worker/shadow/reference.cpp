@@ -29,7 +29,7 @@ Status Reference::open(const ReferenceOpener& opener, std::unique_ptr<Reference>
 }
 
 Status Reference::run(const IsolatedStep& step, std::span<const Bytes> inputs, ir::MathModes math_modes,
-                      std::vector<Bytes>* inputs_after, std::vector<Bytes>* created) {
+                      StepResults* results) {
   Session session(opened_.device.get(), &opened_.runners);
   const std::vector<uint8_t> program = ir::encode_program(step.graph);
   session.load_program(1, std::as_bytes(std::span(program)));
@@ -55,11 +55,11 @@ Status Reference::run(const IsolatedStep& step, std::span<const Bytes> inputs, i
   FailurePtr failure;
   Status status = session.run(request, &result_words, &failure);
   if (status.ok() && failure) status = failure->status;
-  inputs_after->resize(ids.size());
-  created->resize(step.created.size());
-  for (size_t i = 0; i < ids.size() && status.ok(); ++i) status = take(session, ids[i], &(*inputs_after)[i]);
-  for (size_t i = 0; i < created->size() && status.ok(); ++i)
-    status = take(session, ids.size() + 1 + i, &(*created)[i]);
+  results->inputs.resize(ids.size());
+  results->created.resize(step.created.size());
+  for (size_t i = 0; i < ids.size() && status.ok(); ++i) status = take(session, ids[i], &results->inputs[i]);
+  for (size_t i = 0; i < results->created.size() && status.ok(); ++i)
+    status = take(session, ids.size() + 1 + i, &results->created[i]);
   return status;
 }
 

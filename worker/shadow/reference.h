@@ -14,15 +14,20 @@ namespace torch_remote::worker {
 
 using Bytes = std::vector<std::byte>;
 
+// The contents of an isolated step's buffers after the step.
+struct StepResults {
+  std::vector<Bytes> inputs;   // By IsolatedStep::inputs. May be empty where the step writes nothing.
+  std::vector<Bytes> created;  // By IsolatedStep::created.
+};
+
 // Executes isolated steps. For one thread.
 class Reference {
  public:
   static Status open(const ReferenceOpener& opener, std::unique_ptr<Reference>* reference);
 
-  // Executes the step on these inputs, and sets the contents of its inputs and of what it creates, after the step.
+  // Executes the step on these inputs.
   // Returns an error if no runner executes one of its nodes, or if a node fails.
-  Status run(const IsolatedStep& step, std::span<const Bytes> inputs, ir::MathModes math_modes,
-             std::vector<Bytes>* inputs_after, std::vector<Bytes>* created);
+  Status run(const IsolatedStep& step, std::span<const Bytes> inputs, ir::MathModes math_modes, StepResults* results);
 
  private:
   Reference() = default;

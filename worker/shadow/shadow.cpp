@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <condition_variable>
 #include <deque>
@@ -36,7 +37,8 @@ struct Shadow::Queue {
   uint64_t steps = 0;  // Copied steps that exist.
   uint64_t bytes = 0;  // Bytes that they hold.
   bool ends = false;
-  ShadowCounts counts;
+  ShadowCounts counts;                          // Without differences.
+  std::atomic<uint64_t> found_differences = 0;  // Each reply of the session reads it, without the lock.
   std::deque<std::unique_ptr<ShadowDifference>> differences;
 };
 
@@ -55,7 +57,8 @@ struct Shadow::Copied {
   const std::shared_ptr<Queue> queue;
   const uint64_t nbytes;
   IsolatedStep step;
-  StepContents contents;
+  std::vector<Bytes> inputs;  // Before the step.
+  StepResults results;
   std::vector<uint32_t> records;  // By record of the step's graph: the record of the program's trace.
   uint32_t program = 0;
   uint64_t sequence = 0;
@@ -90,8 +93,12 @@ void Shadow::wait() {
 
 ShadowCounts Shadow::counts() const {
   const std::lock_guard lock(queue_->mutex);
-  return queue_->counts;
+  ShadowCounts counts = queue_->counts;
+  counts.differences = findings();
+  return counts;
 }
+
+uint64_t Shadow::findings() const { return queue_->found_differences; }
 
 std::unique_ptr<ShadowDifference> Shadow::take() {
   const std::lock_guard lock(queue_->mutex);
@@ -154,9 +161,9 @@ std::shared_ptr<void> Shadow::before(const LoadedProgram& program, std::span<con
   copied->sequence = sequence;
   copied->runner = runners_[runner]->name();
   copied->math_modes = program.math_modes;
-  copied->contents.inputs.resize(copied->step.inputs.size());
+  copied->inputs.resize(copied->step.inputs.size());
   for (size_t i = 0; i < copied->step.inputs.size(); ++i) {
-    copy_out(buffers[copied->step.inputs[i]], copied, &copied->contents.inputs[i]);
+    copy_out(buffers[copied->step.inputs[i]], copied, &copied->inputs[i]);
   }
   const std::lock_guard lock(queue_->mutex);
   queue_->counts.bytes += nbytes;
@@ -167,14 +174,14 @@ std::shared_ptr<void> Shadow::before(const LoadedProgram& program, std::span<con
 void Shadow::after(std::shared_ptr<void> step, std::span<const tr_buffer> buffers) {
   const uint64_t began = monotonic_ns();
   const auto copied = std::static_pointer_cast<Copied>(std::move(step));
-  StepContents& contents = copied->contents;
-  contents.inputs_after.resize(copied->step.inputs.size());
-  contents.created.resize(copied->step.created.size());
+  StepResults& results = copied->results;
+  results.inputs.resize(copied->step.inputs.size());
+  results.created.resize(copied->step.created.size());
   for (const uint32_t i : copied->step.updated) {
-    copy_out(buffers[copied->step.inputs[i]], copied, &contents.inputs_after[i]);
+    copy_out(buffers[copied->step.inputs[i]], copied, &results.inputs[i]);
   }
   for (size_t i = 0; i < copied->step.created.size(); ++i) {
-    copy_out(buffers[copied->step.created[i]], copied, &contents.created[i]);
+    copy_out(buffers[copied->step.created[i]], copied, &results.created[i]);
   }
   device_.notify(device_.record(), [copied] {
     const std::lock_guard lock(copied->queue->mutex);
@@ -213,23 +220,22 @@ void Shadow::work() {
     const uint64_t began = monotonic_ns();
     std::optional<StepDifference> found;
     Status status = opened;
-    if (status.ok()) status = check_step(*reference, next->step, next->contents, next->math_modes, &found);
+    if (status.ok()) status = check_step(*reference, next->step, next->inputs, next->results, next->math_modes, &found);
     std::unique_ptr<ShadowDifference> difference;
     if (status.ok() && found) {
       std::vector<int64_t> values;
       (void)ir::evaluate(next->step.graph, next->step.params.data(), &values);
-      difference = std::make_unique<ShadowDifference>(
-          ShadowDifference{next->program, next->sequence, next->records, next->step.graph.nodes[found->node].record,
-                           next->runner, describe_node(next->step.graph, next->step.graph.nodes[found->node], values),
-                           std::move(found->what), std::move(next->step.graph), std::move(next->step.params),
-                           std::move(next->contents.inputs), next->math_modes});
+      difference = std::make_unique<ShadowDifference>(ShadowDifference{
+          next->program, next->sequence, next->records, next->step.graph.nodes[found->node].record, next->runner,
+          describe_node(next->step.graph, next->step.graph.nodes[found->node], values), std::move(found->what),
+          std::move(next->step.graph), std::move(next->step.params), std::move(next->inputs), next->math_modes});
     }
     {
       const std::lock_guard lock(queue_->mutex);
       queue_->counts.checking_ns += monotonic_ns() - began;
       ++(status.ok() ? queue_->counts.steps : queue_->counts.left_out);
       if (difference) {
-        ++queue_->counts.differences;
+        ++queue_->found_differences;
         if (queue_->differences.size() < kMaxDifferences) queue_->differences.push_back(std::move(difference));
       }
     }

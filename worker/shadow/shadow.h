@@ -76,7 +76,7 @@ class Shadow final : public StepWatcher {
   std::shared_ptr<void> before(const LoadedProgram& program, std::span<const tr_buffer> buffers, uint32_t runner,
                                uint32_t first, uint32_t last, uint64_t sequence) override;
   void after(std::shared_ptr<void> step, std::span<const tr_buffer> buffers) override;
-  uint64_t findings() const override { return counts().differences; }
+  uint64_t findings() const override;
 
  private:
   struct Copied;

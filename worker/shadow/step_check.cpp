@@ -1,11 +1,12 @@
 #include "worker/shadow/step_check.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <utility>
 
+#include "codegen/loop/half.h"
 #include "ir/checking/compare.h"
 #include "worker/device/strided_copy.h"
 
@@ -61,12 +62,8 @@ void change(DType dtype, Bytes& bytes, bool tf32, std::minstd_rand& random) {
       break;
     case DType::kBFloat16:
       change<uint16_t>(
-          bytes, 0x1p-8, random,
-          [](uint16_t x) { return static_cast<double>(std::bit_cast<float>(uint32_t{x} << 16)); },
-          [](double x) {
-            const uint32_t bits = std::bit_cast<uint32_t>(static_cast<float>(x));
-            return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
-          });
+          bytes, 0x1p-8, random, [](uint16_t x) { return static_cast<double>(codegen::from_bf16(x)); },
+          [](double x) { return codegen::to_bf16(static_cast<float>(x)); });
       break;
     case DType::kFloat16:
     case DType::kComplex32:
@@ -104,60 +101,58 @@ bool pack(const ir::View& view, std::span<const int64_t> values, const Bytes& bu
 
 class StepCheck {
  public:
-  StepCheck(Reference& reference, const IsolatedStep& step, const StepContents& contents, ir::MathModes math_modes)
-      : reference_(reference), step_(step), contents_(contents), math_modes_(math_modes) {}
+  StepCheck(Reference& reference, const IsolatedStep& step, std::span<const Bytes> inputs, const StepResults& results,
+            ir::MathModes math_modes)
+      : reference_(reference), step_(step), inputs_(inputs), results_(results), math_modes_(math_modes) {}
 
   Status run(std::optional<StepDifference>* difference);
 
  private:
-  struct Results {
-    std::vector<Bytes> inputs_after, created;
-  };
-  const Bytes* find(const WrittenView& written, const std::vector<Bytes>& inputs_after,
-                    const std::vector<Bytes>& created) const;
+  const Bytes& find(const WrittenView& written, const StepResults& results) const;
   std::optional<StepDifference> compare(const WrittenView& written);
   Status run_changed();
 
   Reference& reference_;
   const IsolatedStep& step_;
-  const StepContents& contents_;
+  const std::span<const Bytes> inputs_;
+  const StepResults& results_;
   const ir::MathModes math_modes_;
   std::vector<int64_t> values_;
-  Results expected_;
-  std::vector<Results> changed_;  // On changed inputs; empty until a difference is found.
-  Status unchanged_why_;          // Why they could not be computed.
+  StepResults expected_;
+  std::vector<StepResults> changed_;  // On changed inputs; empty until a difference is found.
+  Status unchanged_why_;              // Why they could not be computed.
 };
 
-const Bytes* StepCheck::find(const WrittenView& written, const std::vector<Bytes>& inputs_after,
-                             const std::vector<Bytes>& created) const {
+const Bytes& StepCheck::find(const WrittenView& written, const StepResults& results) const {
   const auto index = [](const std::vector<uint32_t>& list, uint32_t b) {
     return static_cast<size_t>(std::ranges::find(list, b) - list.begin());
   };
-  if (const size_t i = index(step_.created, written.buffer); i < created.size()) return &created[i];
-  return &inputs_after[index(step_.inputs, written.buffer)];
+  if (const size_t i = index(step_.created, written.buffer); i < results.created.size()) return results.created[i];
+  return results.inputs[index(step_.inputs, written.buffer)];
 }
 
 Status StepCheck::run_changed() {
   const bool tf32 = (math_modes_ & (ir::kTf32Matmuls | ir::kTf32Convolutions)) != 0;
+  // The inputs whose elements the step reads, each once.
+  std::vector<uint32_t> input_of(step_.graph.buffers.size(), ir::kNoBuffer);
+  for (uint32_t b = 0, next = 0; b < step_.graph.buffers.size(); ++b) {
+    if (step_.graph.buffers[b].kind == ir::BufferKind::kInput) input_of[b] = next++;
+  }
+  std::vector<std::pair<uint32_t, DType>> read;
+  for (const ir::Node& node : step_.graph.nodes) {
+    ir::for_each_access(node, [&](uint32_t v, ir::Access access) {
+      const ir::View& view = step_.graph.views[v];
+      if (access == ir::Access::kOverwrites || access == ir::Access::kCreates) return;
+      const uint32_t input = std::exchange(input_of[view.buffer], ir::kNoBuffer);
+      if (input != ir::kNoBuffer) read.emplace_back(input, view.dtype);
+    });
+  }
   for (const unsigned seed : {1u, 2u}) {
     std::minstd_rand random(seed);
-    std::vector<Bytes> inputs = contents_.inputs;
-    std::vector<bool> seen(step_.graph.buffers.size());
-    std::vector<uint32_t> input_of(step_.graph.buffers.size());
-    for (uint32_t b = 0, next = 0; b < step_.graph.buffers.size(); ++b) {
-      if (step_.graph.buffers[b].kind == ir::BufferKind::kInput) input_of[b] = next++;
-    }
-    for (const ir::Node& node : step_.graph.nodes) {
-      ir::for_each_access(node, [&](uint32_t v, ir::Access access) {
-        const ir::View& view = step_.graph.views[v];
-        if (access == ir::Access::kOverwrites || access == ir::Access::kCreates || seen[view.buffer]) return;
-        if (step_.graph.buffers[view.buffer].kind != ir::BufferKind::kInput) return;
-        seen[view.buffer] = true;
-        change(view.dtype, inputs[input_of[view.buffer]], tf32, random);
-      });
-    }
-    Results results;
-    Status status = reference_.run(step_, inputs, math_modes_, &results.inputs_after, &results.created);
+    std::vector<Bytes> inputs(inputs_.begin(), inputs_.end());
+    for (const auto& [input, dtype] : read) change(dtype, inputs[input], tf32, random);
+    StepResults results;
+    Status status = reference_.run(step_, inputs, math_modes_, &results);
     if (!status.ok()) return status;
     changed_.push_back(std::move(results));
   }
@@ -167,8 +162,8 @@ Status StepCheck::run_changed() {
 std::optional<StepDifference> StepCheck::compare(const WrittenView& written) {
   const ir::View& view = step_.graph.views[written.view];
   Bytes got, expected;
-  if (!pack(view, values_, *find(written, contents_.inputs_after, contents_.created), &got) ||
-      !pack(view, values_, *find(written, expected_.inputs_after, expected_.created), &expected)) {
+  if (!pack(view, values_, find(written, results_), &got) ||
+      !pack(view, values_, find(written, expected_), &expected)) {
     return std::nullopt;
   }
   const double share = share_of(view.dtype, math_modes_);
@@ -178,9 +173,9 @@ std::optional<StepDifference> StepCheck::compare(const WrittenView& written) {
   if (changed_.empty() && unchanged_why_.ok()) unchanged_why_ = run_changed();
   uint64_t flipped = 0;
   double most = 0;
-  for (const Results& results : changed_) {
+  for (const StepResults& results : changed_) {
     Bytes changed;
-    if (!pack(view, values_, *find(written, results.inputs_after, results.created), &changed)) continue;
+    if (!pack(view, values_, find(written, results), &changed)) continue;
     const auto by = ir::compare(view.dtype, changed, expected, {});
     if (!by) continue;
     flipped = std::max(flipped, by->differing);
@@ -201,7 +196,7 @@ std::optional<StepDifference> StepCheck::compare(const WrittenView& written) {
 Status StepCheck::run(std::optional<StepDifference>* difference) {
   difference->reset();
   if (Status status = ir::evaluate(step_.graph, step_.params.data(), &values_); !status.ok()) return status;
-  Status status = reference_.run(step_, contents_.inputs, math_modes_, &expected_.inputs_after, &expected_.created);
+  Status status = reference_.run(step_, inputs_, math_modes_, &expected_);
   if (!status.ok()) return status;
   for (const WrittenView& written : step_.written) {
     *difference = compare(written);
@@ -212,9 +207,9 @@ Status StepCheck::run(std::optional<StepDifference>* difference) {
 
 }  // namespace
 
-Status check_step(Reference& reference, const IsolatedStep& step, const StepContents& contents,
-                  ir::MathModes math_modes, std::optional<StepDifference>* difference) {
-  return StepCheck(reference, step, contents, math_modes).run(difference);
+Status check_step(Reference& reference, const IsolatedStep& step, std::span<const Bytes> inputs,
+                  const StepResults& results, ir::MathModes math_modes, std::optional<StepDifference>* difference) {
+  return StepCheck(reference, step, inputs, results, math_modes).run(difference);
 }
 
 }  // namespace torch_remote::worker

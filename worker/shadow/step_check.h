@@ -11,20 +11,14 @@
 
 namespace torch_remote::worker {
 
-// What a step did on a device. Buffers are those of IsolatedStep::inputs and IsolatedStep::created.
-struct StepContents {
-  std::vector<Bytes> inputs;        // Before the step.
-  std::vector<Bytes> inputs_after;  // After it; empty for inputs that the step does not write.
-  std::vector<Bytes> created;
-};
-
 // The first view that differs.
 struct StepDifference {
   uint32_t node = 0;  // Node of the isolated graph.
   std::string what;   // "result 0 (f32): 12 of 400 elements differ, ..."
 };
 
-// Executes the step on the reference and compares what it writes. Floating elements agree if they differ by at most
+// Executes a step on the reference and compares what it writes with `results`, which a device has computed from the
+// same inputs. Floating elements agree if they differ by at most
 // this share of the view's largest element:
 //
 //   float64 1e-10    float32 1e-4, with TF32 5e-3    float16 4e-3    bfloat16 3e-2
@@ -37,7 +31,7 @@ struct StepDifference {
 // many may differ, or one of a thousand.
 //
 // Returns an error if the reference cannot execute the step.
-Status check_step(Reference& reference, const IsolatedStep& step, const StepContents& contents,
-                  ir::MathModes math_modes, std::optional<StepDifference>* difference);
+Status check_step(Reference& reference, const IsolatedStep& step, std::span<const Bytes> inputs,
+                  const StepResults& results, ir::MathModes math_modes, std::optional<StepDifference>* difference);
 
 }  // namespace torch_remote::worker

@@ -12,6 +12,11 @@
 namespace torch_remote::worker {
 namespace {
 
+void add_own_runners(Device& device, Runners* runners) {
+  runners->push_back(reference::make_loop_runner(device));
+  runners->push_back(reference::make_matmul_runner(device));
+}
+
 Status open_reference(remote::Transport& transport, const DeviceOptions& options,
                       std::function<tr_client_activity()> client_activity, OpenDevice* opened) {
   auto device =
@@ -19,8 +24,7 @@ Status open_reference(remote::Transport& transport, const DeviceOptions& options
                                                        .inproc = options.inproc,
                                                        .trusted = options.trusted || !transport.shares_memory(),
                                                        .limit = options.memory_limit});
-  opened->runners.push_back(reference::make_loop_runner(*device));
-  opened->runners.push_back(reference::make_matmul_runner(*device));
+  add_own_runners(*device, &opened->runners);
   if (options.runner != nullptr) {
     std::unique_ptr<Runner> plugin;
     const PluginOptions plugin_options{options.threads, options.inproc, &device->memory(), std::move(client_activity)};
@@ -34,8 +38,7 @@ Status open_reference(remote::Transport& transport, const DeviceOptions& options
 // Without the ATen plugin: it also executes most ops of the device that is compared. It would find nothing wrong there.
 Status open_for_comparison(OpenDevice* opened) {
   auto device = std::make_unique<HostDevice>(HostDevice::Options{});
-  opened->runners.push_back(reference::make_loop_runner(*device));
-  opened->runners.push_back(reference::make_matmul_runner(*device));
+  add_own_runners(*device, &opened->runners);
   opened->device = std::move(device);
   return {};
 }
