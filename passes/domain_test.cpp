@@ -91,6 +91,26 @@ TEST(Form, ReducesAxesOfViewsOfAllRanks) {
   }
 }
 
+// Programs come from clients, so the result of an embedding's gradient may have any rank. Only a matrix has rows that
+// indices choose.
+TEST(Form, TheGradientOfAnEmbeddingIsAMatrix) {
+  const auto has_form = [](const std::string& result) {
+    ir::Graph graph;
+    const Status status = ir::parse_graph(
+        "graph() {\n  b0: input survives\n  b1: input survives\n  b2: fresh(48) survives\n  %0: f32[2, 3] @b0\n"
+        "  %1: i64[2] @b1\n  %2: " +
+            result + " @b2 = aten::embedding_dense_backward(%0, %1, 4, 7, false)\n}\n",
+        &graph);
+    EXPECT_TRUE(status.ok()) << status.message();
+    ir::KernelForm form;
+    return status.ok() && ir::find_form(graph, graph.nodes[0], 0, &form);
+  };
+  EXPECT_TRUE(has_form("f32[4, 3]"));
+  for (const char* result : {"f32[]", "f32[12]", "f32[4, 3, 1]", "f32[1, 2, 2, 3]"}) {
+    EXPECT_FALSE(has_form(result)) << result;
+  }
+}
+
 // Adds nodes of random programs in any order. Many of them do not fit together.
 TEST(Domain, IsAsItWasAfterANodeThatItCannotDo) {
   testing::Rng rng(7);

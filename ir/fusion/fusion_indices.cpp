@@ -119,6 +119,7 @@ class IndexForms : FormBuilder {
         node_.results[0].tag != ArgTag::kView || rank_of(form_.space) == 0) {
       return false;
     }
+    if (rank_of(node_.results[0].a) != 2) return false;  // a program may declare any rank
     const auto last = static_cast<uint32_t>(rank_of(form_.space)) - 1;
     writes_at(node_.results[0].a, {kByIndex, last});
     form_.parts.back().reads = false;
