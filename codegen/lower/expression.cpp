@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <span>
 
@@ -161,12 +162,15 @@ class TreeEmitter {
     return kNone;
   }
 
-  // Compiled code does not report integer division by zero. So the divisor must be a number of this run, not zero.
+  // Compiled code does not report integer division by zero. So the divisor must be a number of this run that is not
+  // zero in the type of the division: 256 is 0 as int8.
   bool may_divide_by(uint8_t divisor) const {
     if (category(type_) == Category::kFloat) return true;
     const ScalarNode& converted = tree_[divisor];
     if (converted.op != ScalarOp::kToCompute || tree_[converted.a].op != ScalarOp::kArgument) return false;
-    return node_.args.number(tree_[converted.a].a).value_or(0) != 0;
+    const double number = std::trunc(node_.args.number(tree_[converted.a].a).value_or(0));
+    const double modulus = std::ldexp(1.0, 8 * static_cast<int>(ir::item_size(type_)));  // integers wrap around at it
+    return std::abs(std::fmod(number, modulus)) >= 1;
   }
 
   template <typename At>

@@ -452,6 +452,9 @@ TEST(Lower, DivisionOfIntegers) {
   };
   EXPECT_NE(divided("number(s2: i64)", 3).find("= remainder"), std::string::npos);
   EXPECT_EQ(divided("number(s2: i64)", 0), "there is no kernel for this form of aten::remainder.Tensor");
+  // As int32, these numbers are 0 and 1.
+  EXPECT_EQ(divided("number(s2: i64)", int64_t{3} << 32), "there is no kernel for this form of aten::remainder.Tensor");
+  EXPECT_NE(divided("number(s2: i64)", (int64_t{1} << 32) + 1).find("= remainder"), std::string::npos);
   EXPECT_EQ(divided("%1", 3), "aten::remainder.Tensor does not have the elements of the other nodes");
 }
 
