@@ -20,7 +20,7 @@ using ir::ScalarOp;
 bool copy(NodeEmitter& node) {
   const ir::Arg& source = node.args.at(1);
   if (source.tag != ir::ArgTag::kView && source.tag != ir::ArgTag::kScalarTensor) return false;
-  node.fill(node.operand(source));
+  node.fill(ir::is_float(node.result_dtype(0)) ? node.operand(source) : node.stored_operand(source));
   return true;
 }
 
@@ -500,10 +500,18 @@ bool vector_norm(NodeEmitter& node, V x) {
   return true;
 }
 
+// Whether one of the node's results contains indices, counts or bools.
+bool has_exact_result(const NodeEmitter& node) {
+  for (size_t i = 0; i < node.node.results.size(); ++i) {
+    if (node.is_result_used(i) && !ir::is_float(node.result_dtype(i))) return true;
+  }
+  return false;
+}
+
 bool reduction(NodeEmitter& node) {
   Emitter& e = node.e;
   const DType result = loaded_type(node.result_dtype(0));
-  const V x = node.operand("self");
+  const V x = has_exact_result(node) ? node.stored_operand(*node.args.find("self")) : node.operand("self");
   switch (node.member.form.expansion) {
     case Expansion::kSum:
       // A sum of bools is true if one of them is.

@@ -66,6 +66,12 @@ class TreeEmitter {
   }
 
  private:
+  // Whether the op is a comparison or another predicate.
+  bool gives_bool() const {
+    const ScalarNode& last = tree_.back();
+    return returns_bool(last.op == ScalarOp::kToResult ? tree_[last.a].op : last.op);
+  }
+
   bool find_type() {
     const auto types = expression_types(node_.graph, node_.node, node_.item, node_.result_dtype(0));
     if (!types) return false;
@@ -80,7 +86,7 @@ class TreeEmitter {
     if (ir::divides_integers(n.op) && !node_.checks_divisors() && !may_divide_by(n.b)) return kNone;
     switch (n.op) {
       case ScalarOp::kArgument:
-        return node_.operand(node_.args.at(n.a));
+        return gives_bool() ? node_.stored_operand(node_.args.at(n.a)) : node_.operand(node_.args.at(n.a));
       case ScalarOp::kNumber:
         return e_.constant(type_, n.number);
       case ScalarOp::kToCompute:

@@ -483,6 +483,47 @@ TEST(Lower, ConversionsRound) {
   EXPECT_EQ(kernel("aten::copy_(%1!, %3)").find("bits"), std::string::npos);
 }
 
+// 60000 * 2 is infinite as float16, and 1 + 2^-10 is 1 as bfloat16. So comparisons, integers and indices must not see
+// the float32 numbers of a chain. Elements that come from memory need no rounding.
+TEST(Lower, BoolsAndIndicesAreOfRoundedNumbers) {
+  const auto rounds = [](const std::string& dtype, const std::string& reduction) {
+    const std::string view = dtype + "[s0, s1]{s1, 1}";
+    const std::string text = lowered("graph(s0..s2) {\n  b0: input survives\n  b1: fresh(s2) written_once group_local\n"
+                                     "  b2: fresh(s2) survives written_once\n  %0: " +
+                                         view + " @b0\n  group rowwise {\n  %1: " + view +
+                                         " @b1 = aten::mul.Tensor(%0, %0)\n  %2: " + reduction + "\n  }\n}\n",
+                                     {8, 100, kBytes});
+    EXPECT_NE(text.find("store"), std::string::npos) << text;
+    return text.find("bits") != std::string::npos;
+  };
+  for (const std::string dtype : {"f16", "bf16"}) {
+    EXPECT_TRUE(rounds(dtype, "i64[s0]{1} @b2 = aten::argmax(%1, 1, false)")) << dtype;
+    EXPECT_FALSE(rounds(dtype, "i64[s0]{1} @b2 = aten::argmax(%0, 1, false)")) << dtype;
+    EXPECT_TRUE(rounds(dtype, "bool[s0]{1} @b2 = aten::any.dim(%1, 1, false)")) << dtype;
+    EXPECT_FALSE(rounds(dtype, dtype + "[s0]{1} @b2 = aten::amax(%1, [1], false)")) << dtype;
+  }
+  EXPECT_FALSE(rounds("f32", "i64[s0]{1} @b2 = aten::argmax(%1, 1, false)"));
+}
+
+TEST(Lower, PredicatesAndConversionsAreOfRoundedNumbers) {
+  const auto rounds = [](const std::string& first, const std::string& second) {
+    const std::string text = lowered("graph(s0..s2) {\n  s3 = 1\n  b0: input survives\n"
+                                     "  b1: fresh(s1) written_once group_local\n  b2: fresh(s1) survives written_once\n"
+                                     "  %0: f16[s0]{s3} @b0\n  group pointwise {\n  %1: f16[s0]{s3} @b1 = " +
+                                         first + "\n  " + second + "\n  }\n}\n",
+                                     {100, kBytes});
+    EXPECT_NE(text.find("store"), std::string::npos) << text;
+    return text.find("bits") != std::string::npos;
+  };
+  const std::string chain = "aten::mul.Tensor(%0, %0)";
+  for (const char* predicate : {"isinf(%1)", "eq.Tensor(%0, %1)", "logical_not(%1)"}) {
+    EXPECT_TRUE(rounds(chain, std::string("%2: bool[s0]{s3} @b2 = aten::") + predicate)) << predicate;
+  }
+  EXPECT_TRUE(rounds(chain, "%2: i32[s0]{s3} @b2\n  aten::copy_(%2!, %1)"));
+  EXPECT_FALSE(rounds(chain, "%2: f32[s0]{s3} @b2\n  aten::copy_(%2!, %1)"));
+  EXPECT_FALSE(rounds(chain, "%2: f16[s0]{s3} @b2 = aten::neg(%1)"));
+}
+
 constexpr const char* kRotary = R"(graph(s0..s2) {
   b0: input survives
   b1: fresh(s2) written_once group_local

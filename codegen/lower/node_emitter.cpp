@@ -75,6 +75,17 @@ V NodeEmitter::operand(std::string_view name) {
 
 V NodeEmitter::operand(std::string_view name, DType type) { return e.convert(operand(name), type); }
 
+V NodeEmitter::stored_operand(const ir::Arg& given) {
+  const V value = operand(given);
+  if (value == kNone || given.tag != ir::ArgTag::kView) return value;
+  const ir::View& from = graph.views[given.a];
+  const auto made = group.results.find(from.buffer);
+  if (!is_half(from.dtype) || made == group.results.end() || made->second.rounds) return value;
+  const Value& known = e.value_at(value);
+  const bool is_loaded = known.kind == Kind::kLoad && group.launch.kernel.operands[known.operand].dtype == from.dtype;
+  return is_loaded ? value : e.rounded(value, from.dtype);
+}
+
 bool NodeEmitter::has_part(std::string_view name) const {
   const ir::Arg* given = args.find(name);
   return given != nullptr && given->tag == ir::ArgTag::kView &&
@@ -97,7 +108,8 @@ DType NodeEmitter::result_dtype(size_t result) const {
 
 void NodeEmitter::write(uint32_t view, V value) {
   const ir::View& to = graph.views[view];
-  // A chain of ops on half types is rounded only at its end, but a conversion to a half type must round.
+  // A chain of ops on half types is rounded only at its end, but a conversion to a half type must round. See also
+  // stored_operand().
   bool rounds = false;
   if (member.form.expansion == ir::Expansion::kCopy && is_half(to.dtype)) {
     rounds = std::ranges::any_of(member.accesses, [&](const IterationDomain::Access& access) {

@@ -36,6 +36,9 @@ class NodeEmitter {
   V operand(std::string_view name);
   // The same value, converted to `type`. It must not be kNone.
   V operand(std::string_view name, ir::DType type);
+  // The argument's value as memory would contain it: an element of a half type is rounded to that type. It is for
+  // results that are indices, counts, integers or bools, in which rounding makes more than a rounding error.
+  V stored_operand(const ir::Arg& arg);
   // The element of a view at the current point: loaded, or the value that an earlier node of the group wrote there.
   // kNone: the node does not read the view, or reads it at indices.
   V element(uint32_t view);
