@@ -96,11 +96,12 @@ Matrices matrices(const ir::View& view, std::span<const int64_t> values, size_t 
   return made;
 }
 
-// The added operand is broadcast to the result.
-Matrices broadcast(const ir::View& view, std::span<const int64_t> values, const Matrices& result) {
+// The added operand is broadcast to the result. Nothing if its sizes do not allow that.
+std::optional<Matrices> broadcast(const ir::View& view, std::span<const int64_t> values, const Matrices& result) {
   Matrices made = matrices(view, values, 3 - view.sizes.size());
   for (size_t d = 0; d < 3; ++d) {
     if (made.sizes[d] == 1) made.strides[d] = 0;
+    if (made.sizes[d] != 1 && made.sizes[d] != result.sizes[d]) return std::nullopt;
     made.sizes[d] = result.sizes[d];
   }
   return made;
@@ -115,6 +116,10 @@ class MatmulPlan final : public NodePlan {
     const ir::View& right = graph.views[ir::find_argument(its, op.right)->a];
     const ir::View& result = graph.views[ir::find_result(graph, its, 0)->a];
     const bool right_is_vector = right.sizes.size() == 1;
+    // A program may declare any rank.
+    if (left.sizes.size() > 3 || right.sizes.size() > 3 || result.sizes.size() > (right_is_vector ? 2 : 3)) {
+      return {ErrorCode::kUnsupported, "the ranks do not match"};
+    }
     left_ = matrices(left, values, left.sizes.size() == 1 ? 2 : 3 - left.sizes.size());
     right_ = matrices(right, values, right_is_vector ? 1 : 3 - right.sizes.size());
     result_ = matrices(result, values, right_is_vector ? 1 : 3 - result.sizes.size());
@@ -126,8 +131,9 @@ class MatmulPlan final : public NodePlan {
     if (op.added.empty()) return {};
     alpha_ = ir::find_argument(its, "alpha");
     beta_ = ir::find_argument(its, "beta");
-    added_ = broadcast(graph.views[ir::find_argument(its, op.added)->a], values, result_);
-    return {};
+    const ir::View& added = graph.views[ir::find_argument(its, op.added)->a];
+    if (added.sizes.size() <= 3) added_ = broadcast(added, values, result_);
+    return added_ ? Status() : Status{ErrorCode::kUnsupported, "the added tensor cannot be broadcast to the result"};
   }
 
   Status run(std::span<const tr_buffer> buffers, std::span<const int64_t> values) override {
@@ -172,7 +178,8 @@ class MatmulRunner final : public Runner {
     const DType dtype = graph.views[result->a].dtype;
     const auto has_dtype = [&](std::string_view name) {
       const ir::Arg* const arg = ir::find_argument(its, name);
-      return arg != nullptr && arg->tag == ir::ArgTag::kView && graph.views[arg->a].dtype == dtype;
+      return arg != nullptr && arg->tag == ir::ArgTag::kView && graph.views[arg->a].dtype == dtype &&
+             !graph.views[arg->a].dynamic;
     };
     return is_real_float(dtype) && has_dtype(op->left) && has_dtype(op->right) &&
            (op->added.empty() || has_dtype(op->added));
