@@ -411,7 +411,9 @@ void Launches::add(const Launch& launch, const CompiledKernel& kernel) {
   p.chunks = p.full_chunks + (launch.remainder_columns != 0 ? 1 : 0);
   if (kernel.totals.empty()) {
     p.needs_row_order = kernel.needs_row_order && !are_rows_apart(launch);
-    p.by_columns = (p.needs_row_order || p.rows * p.lines == 1) && kernel.splits_columns;
+    // Code for a fixed number of columns computes all of them in each call.
+    const bool splits_columns = kernel.splits_columns && kernel.variant.columns == 0;
+    p.by_columns = (p.needs_row_order || p.rows * p.lines == 1) && splits_columns;
     p.piece = p.needs_row_order ? kAddedPiece : kPiece;
     const int64_t columns = p.columns.empty() ? 1 : p.columns[0];
     p.units = p.by_columns ? (columns + p.piece - 1) / p.piece : p.needs_row_order ? 1 : p.rows * p.lines;
