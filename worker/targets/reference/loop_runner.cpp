@@ -66,14 +66,17 @@ class LoopPlan final : public NodePlan {
     }
     std::vector<int64_t> index(launch.outer.size());
     std::vector<void*> data(launch.operands.size());
+    bool is_first = true;
     do {
       for (size_t i = 0; i < data.size(); ++i) {
         const codegen::Binding& binding = launch.operands[i];
         data[i] =
             static_cast<std::byte*>(buffers[binding.buffer].data) +
             codegen::offset_at(binding, index) * static_cast<int64_t>(ir::item_size(launch.kernel.operands[i].dtype));
-        if (binding.needs_zero_fill) clear(launch, binding, i, data[i]);
+        // All positions along the outer dims add to the same elements.
+        if (binding.needs_zero_fill && is_first) clear(launch, binding, i, data[i]);
       }
+      is_first = false;
       codegen::IndexFailure failure;
       Status status = codegen::interpret(
           launch.kernel,
