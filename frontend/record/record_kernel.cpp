@@ -11,6 +11,7 @@
 #include "frontend/record/recorder.h"
 #include "frontend/record/storages.h"
 #include "frontend/shapes/call_checks.h"
+#include "frontend/shapes/write_checks.h"
 
 namespace torch_remote::frontend {
 namespace {
@@ -70,6 +71,23 @@ void check_operand(const OpEntry& op, const ir::ArgDesc& arg, const at::Tensor& 
   wrong_device(*op.desc, arg, t, device);
 }
 
+// index_put(self, indices, values, accumulate) with one bool mask and a number on the CPU: torch calls masked_fill_,
+// which converts the number to the dtype of `self`. Does the same, and raises if that dtype cannot hold the number.
+void convert_masked_number(const OpEntry& op, IValue* args) {
+  if (op.arg_count < 4 || !args[2].isTensor() || args[3].toBool()) return;
+  const at::Tensor &self = args[0].toTensor(), &values = args[2].toTensor();
+  if (!values.is_cpu() || values.dim() != 0 || values.scalar_type() == self.scalar_type()) return;
+  bool has_mask = false;
+  for (const IValue& item : args[1].toListRef()) {
+    if (item.isNone() || !item.toTensor().defined()) continue;
+    if (has_mask || item.toTensor().scalar_type() != c10::ScalarType::Bool) return;
+    has_mask = true;
+  }
+  if (!has_mask) return;
+  check_fits(self.scalar_type(), values.item());
+  args[2] = values.to(self.scalar_type());
+}
+
 constexpr uint64_t bit(c10::ScalarType dtype) { return uint64_t{1} << static_cast<int>(dtype); }
 
 // Returns a bit mask of the dtypes in which the call may compute: those of the operands that are tensors, those of
@@ -127,6 +145,7 @@ uint64_t check_operands(const OpEntry& op, IValue* args, c10::DeviceIndex device
         }
         value = list;
       }
+      if (op.has(ir::kFactAcceptsCpuIndices)) convert_masked_number(op, args);
     }
   }
   return dtypes;

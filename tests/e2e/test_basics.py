@@ -105,6 +105,24 @@ def test_the_source_of_an_upload_may_change_afterwards(device, equal):
     equal(there, torch.ones(1000))
 
 
+FACTORIES = {
+    "empty": lambda **options: torch.empty(3, **options),
+    "full": lambda **options: torch.full((3,), 2.5, **options),
+    "arange": lambda **options: torch.arange(3, **options),
+    "linspace": lambda **options: torch.linspace(0, 1, 3, **options),
+    "eye": lambda **options: torch.eye(3, **options),
+    "tril_indices": lambda **options: torch.tril_indices(3, 3, **options),
+    "randperm": lambda **options: torch.randperm(3, **options),
+}
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_factories_pin_no_memory_of_the_device(remote, name):
+    with pytest.raises(RuntimeError, match="Only dense CPU tensors can be pinned"):
+        FACTORIES[name](device=remote, pin_memory=True)
+    assert FACTORIES[name](device=remote, pin_memory=False).device.type == remote.type
+
+
 def test_numpy_and_lists(device):
     t = torch.arange(6.0, device=device).reshape(2, 3)
     assert t.tolist() == [[0, 1, 2], [3, 4, 5]]
@@ -251,6 +269,20 @@ def test_threads_may_use_the_device_together(device):
     for thread in threads:
         thread.join()
     assert results == {i: (i + 200) * 10 for i in range(4)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32, torch.bool, torch.complex64], ids=str)
+def test_a_number_of_another_dtype_is_cast_where_a_mask_is_set(device, equal, dtype):
+    x, rows = sample(dtype), torch.tensor([True, False, True])
+    there, its_rows = x.to(device), rows.to(device)
+    for number in (torch.tensor(5), torch.tensor(2.5, dtype=torch.float64)):
+        equal(there.index_put((its_rows,), number), x.index_put((rows,), number))
+        x[rows] = number
+        there[its_rows] = number
+        equal(there, x)
+    x[:, x[0] == 1] = torch.tensor(False)
+    there[:, there[0] == 1] = torch.tensor(False)
+    equal(there, x)
 
 
 def test_index_add_of_nothing(device):

@@ -107,6 +107,8 @@ DTYPES = {
     "foreach_norm, narrower": lambda d: torch._foreach_norm([doubles(d, 2)], 2, dtype=torch.float32),
     "foreach_norm of nothing": lambda d: torch._foreach_norm([floats(d, 0)], float("inf")),
     "repeat_interleave": lambda d: torch.repeat_interleave(floats(d, 2), output_size=2),
+    "stack, out": lambda d: torch.stack([floats(d, 2)] * 2, out=longs(d, 2, 2)),
+    "stack, transposed, out": lambda d: torch.stack([floats(d, 2, 3).t()] * 2, out=longs(d, 2, 3, 2)),
 }
 
 NUMBERS = {
@@ -209,6 +211,9 @@ INDICES = {
     "index_put, dtypes": lambda d: floats(d, 2, 2).index_put((longs(d, 2),), doubles(d, 2)),
     "index_put, sizes": lambda d: floats(d, 2, 2).index_put((longs(d, 2),), floats(d, 3)),
     "assignment": lambda d: floats(d, 2, 3).__setitem__(floats(d, 2), 1.0),
+    "assignment of a number, no mask": lambda d: floats(d, 3).__setitem__(longs(d, 2), torch.tensor(5)),
+    "assignment of a large number": lambda d: halves(d, 3).__setitem__(bools(d, 3), torch.tensor(10**6)),
+    "assignment of a complex number": lambda d: floats(d, 3).__setitem__(bools(d, 3), torch.tensor(1j)),
     "assignment, a mask": lambda d: floats(d, 2, 3).__setitem__(bools(d, 2, 4), 1.0),
     "index_fill, dim": lambda d: floats(d, 2, 2).index_fill(5, longs(d, 2), 1),
     "index_fill, complex": lambda d: floats(d, 2, 2).index_fill(0, longs(d, 2), 1j),
