@@ -1,8 +1,11 @@
 #include "frontend/record/in_place.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/TypeProperties.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/result_type.h>
 
 #include <algorithm>
@@ -103,6 +106,22 @@ bool is_copied(const OpEntry& op, const at::Tensor& self) {
   return op.has(ir::kFactNoopForReals) && !self.is_complex();
 }
 
+// Raises if the tensors of stack(tensors, dim, out) cannot be cast to the dtype of `out`. torch's kernel calls cat.out,
+// whose error depends on the version of torch, so this function lets cat.out raise it.
+void check_stack_dtype(const OpEntry& op, const IValue* args) {
+  if (op.functional == nullptr || op.functional->desc->shape_function != ir::ShapeFunction::kStack) return;
+  const auto tensors = args[0].toListRef();
+  if (tensors.empty()) return;
+  at::native::ResultTypeState state = {};
+  for (const IValue& item : tensors) state = at::native::update_result_type_state(item.toTensor(), state);
+  const c10::ScalarType dtype = at::native::result_type(state);
+  const c10::ScalarType wanted = args[op.functional->arg_count].toTensor().scalar_type();
+  if (c10::canCast(dtype, wanted)) return;
+  const at::Tensor given = at::detail::empty_cpu({0}, dtype);
+  at::Tensor out = at::detail::empty_cpu({0}, wanted);
+  at::cat_out(out, {given, given});
+}
+
 // Raises if a result of this dtype may not be written to `out`. Out overloads that torch generated convert nothing.
 void check_out_dtype(const OpEntry& op, c10::ScalarType dtype, const at::Tensor& out) {
   if (op.handle.hasTag(at::Tag::generated)) {
@@ -157,6 +176,7 @@ void check_in_place_call(const OpEntry& op, const IValue* args) {
 }
 
 bool resize_out(const OpEntry& op, const IValue* args) {
+  check_stack_dtype(op, args);
   const OpEntry* functional = op.functional;
   Inferred inferred;
   if (functional == nullptr || functional->rule == nullptr || op.structured != nullptr ||
