@@ -89,6 +89,21 @@ class UntracedKernel final : public c10::OperatorKernel {
   const OpEntry* op_;
 };
 
+// The kernel of a factory with an argument `pin_memory`. Its result is on the device, which has no pinned memory.
+class FactoryKernel final : public c10::OperatorKernel {
+ public:
+  FactoryKernel(const OpEntry* op, int pin_memory) : op_(op), pin_memory_(static_cast<size_t>(pin_memory)) {}
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
+    const c10::IValue& pinned = torch::jit::peek(*stack, pin_memory_, op_->arg_count);
+    TORCH_CHECK(!pinned.isBool() || !pinned.toBool(), "Only dense CPU tensors can be pinned");
+    record_call(*op_, *stack);
+  }
+
+ private:
+  const OpEntry* op_;
+  size_t pin_memory_;
+};
+
 c10::KernelFunction kernel_of(const c10::OperatorHandle& handle, const OpEntry* entry) {
   if (entry->desc->opcode == ir::ops::aten_convolution) {
     return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<UntracedKernel>(entry));
@@ -100,6 +115,9 @@ c10::KernelFunction kernel_of(const c10::OperatorHandle& handle, const OpEntry* 
   const std::optional<int> flag = schema.argumentIndexWithName("sparse");
   if (flag && schema.returns().size() == 1 && schema.arguments()[0].name() == "grad") {
     return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<SparseIfKernel>(entry, *flag));
+  }
+  if (const std::optional<int> pin_memory = schema.argumentIndexWithName("pin_memory")) {
+    return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<FactoryKernel>(entry, *pin_memory));
   }
   if (std::optional<c10::KernelFunction> unboxed = unboxed_kernel(*entry)) return *std::move(unboxed);
   return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<RecordKernel>(entry));
