@@ -79,7 +79,7 @@ void check_foreach(const OpEntry& op, const IValue* args) {
 bool is_common_masked_fill(const IValue* args) {
   const at::Tensor& self = args[0].toTensor();
   const at::Tensor& mask = args[1].toTensor();
-  if (!args[2].isScalar() || !is_remote(mask) || mask.scalar_type() != c10::ScalarType::Bool ||
+  if (args[2].isTensor() || !is_remote(mask) || mask.scalar_type() != c10::ScalarType::Bool ||
       !self.is_non_overlapping_and_dense() || !at::is_expandable_to(mask.sizes(), self.sizes()) ||
       self.storage().is_alias_of(mask.storage())) {
     return false;
@@ -148,9 +148,10 @@ void check_in_place_call(const OpEntry& op, const IValue* args) {
   }
   if (op.fills && op.arg_count == 2) {  // fill_, and ops whose only argument is a generator
     // For a tensor of one floating-point element, the CPU kernel takes any real number.
-    const bool real = args[1].isScalar() && !args[1].toScalar().isComplex();
+    const bool number = op.desc->args[1].kind == ArgKind::kScalar;  // IValue::isScalar() is false from 2^63 on
+    const bool real = number && !args[1].toScalar().isComplex();
     const bool any = real && self.numel() == 1 && c10::isFloatingType(self.scalar_type());
-    if (args[1].isScalar() && !any) check_fits(self.scalar_type(), args[1].toScalar());
+    if (number && !any) check_fits(self.scalar_type(), args[1].toScalar());
     TORCH_CHECK(!args[1].isTensor() || args[1].toTensor().dim() == 0,
                 "fill_ only supports 0-dimension value tensor but got tensor with ", args[1].toTensor().dim(),
                 " dimensions.");

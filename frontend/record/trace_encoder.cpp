@@ -87,7 +87,20 @@ void TraceEncoder::encode_view(const at::Tensor& tensor) {
   enter(impl, slot, view, local_views_);
 }
 
-void TraceEncoder::encode_operand(const at::Tensor& tensor) {
+namespace {
+
+// Whether this is an integer from 2^63 on, which only uint64 represents.
+bool exceeds_int64(const c10::Scalar& number) { return number.type() == c10::ScalarType::UInt64; }
+
+// The dtype of a tensor of the device; Undefined for any other value.
+c10::ScalarType remote_dtype(const c10::IValue& value) {
+  const bool remote = value.isTensor() && value.toTensor().defined() && is_remote(value.toTensor());
+  return remote ? value.toTensor().scalar_type() : c10::ScalarType::Undefined;
+}
+
+}  // namespace
+
+void TraceEncoder::encode_operand(const at::Tensor& tensor, const c10::IValue& first) {
   if (!tensor.defined()) {
     trace_.word(ir::kAbsent);
     return;
@@ -99,13 +112,36 @@ void TraceEncoder::encode_operand(const at::Tensor& tensor) {
   // The value of a 0-dim CPU tensor is a parameter. The caller has refused all other CPU tensors.
   const c10::ScalarType dtype = tensor.scalar_type();
   const bool wrapped = tensor.unsafeGetTensorImpl()->is_wrapped_number();
-  trace_.word(ir::kScalarOperand | static_cast<uint32_t>(dtype) << 8 | wrapped);
+  const uint32_t kind = ir::kScalarOperand | static_cast<uint32_t>(dtype) << 8 | wrapped;
   if (dtype == c10::ScalarType::Double) {
+    trace_.word(kind);
     trace_.param(*static_cast<const double*>(tensor.const_data_ptr()));
   } else if (dtype == c10::ScalarType::Long) {
+    trace_.word(kind);
     trace_.param(*static_cast<const int64_t*>(tensor.const_data_ptr()));
   } else {
-    encode_scalar(tensor.item());
+    const c10::Scalar number = tensor.item();
+    if (exceeds_int64(number)) return encode_large_operand(number, wrapped, first);
+    trace_.word(kind);
+    encode_scalar(number);
+  }
+}
+
+// With a float tensor, torch computes in its dtype, so the number becomes a float. With a tensor of integers, torch
+// wraps the number around, so its bits are those of an int64.
+void TraceEncoder::encode_large_operand(const c10::Scalar& number, bool wrapped, const c10::IValue& first) {
+  const c10::ScalarType dtype = remote_dtype(first);
+  const auto add_kind = [&](c10::ScalarType type, bool is_wrapped) {
+    trace_.word(ir::kScalarOperand | static_cast<uint32_t>(type) << 8 | static_cast<uint32_t>(is_wrapped));
+  };
+  if (c10::isFloatingType(dtype)) {
+    add_kind(c10::ScalarType::Double, true);
+    trace_.param(number.toDouble());
+  } else if (c10::isIntegralType(dtype, /*includeBool=*/false)) {
+    add_kind(wrapped ? c10::ScalarType::Long : c10::ScalarType::UInt64, wrapped);
+    trace_.param(static_cast<int64_t>(number.toUInt64()));
+  } else {
+    encode_scalar(number);  // raises
   }
 }
 
@@ -117,6 +153,20 @@ void TraceEncoder::encode_scalar(const c10::Scalar& scalar) {
     trace_.param(scalar.toDouble());
   } else {
     trace_.param(scalar.to<int64_t>());
+  }
+}
+
+// The op converts the number to the dtype of its first argument, if that is a tensor.
+void TraceEncoder::encode_large_scalar(const c10::Scalar& number, const c10::IValue& first) {
+  const c10::ScalarType dtype = remote_dtype(first);
+  if (dtype == c10::ScalarType::UInt64) {  // an int64 of the same bits wraps around to it
+    trace_.word(static_cast<uint32_t>(ir::ScalarTag::kInt));
+    trace_.param(static_cast<int64_t>(number.toUInt64()));
+  } else if (c10::isFloatingType(dtype)) {
+    trace_.word(static_cast<uint32_t>(ir::ScalarTag::kFloat));
+    trace_.param(number.toDouble());
+  } else {
+    encode_scalar(number);  // raises
   }
 }
 
@@ -148,7 +198,7 @@ double to_double(const c10::IValue& value) {
 
 }  // namespace
 
-void TraceEncoder::encode_value(const ir::ArgDesc& arg, const c10::IValue& value) {
+void TraceEncoder::encode_value(const ir::ArgDesc& arg, const c10::IValue& value, const c10::IValue& first) {
   using enum ir::ArgKind;
   switch (arg.kind) {
     case kOptionalInt:
@@ -175,9 +225,13 @@ void TraceEncoder::encode_value(const ir::ArgDesc& arg, const c10::IValue& value
       } else if (value.isDouble()) {
         trace_.word(static_cast<uint32_t>(ir::ScalarTag::kFloat));
         trace_.param(value.toDouble());
+      } else if (value.isNone()) {
+        trace_.word(static_cast<uint32_t>(ir::ScalarTag::kAbsent));
+      } else if (const c10::Scalar number = value.toScalar(); exceeds_int64(number)) {
+        encode_large_scalar(number, first);
       } else {
         trace_.word(static_cast<uint32_t>(scalar_tag(value)));
-        if (!value.isNone()) encode_scalar(value.toScalar());
+        encode_scalar(number);
       }
       return;
     case kIntList:
@@ -273,6 +327,7 @@ void TraceEncoder::encode_structural(const ir::ArgDesc& arg, const c10::IValue& 
 }
 
 void TraceEncoder::encode(const ir::OpDesc& op, const c10::IValue* args, std::optional<RandomState> random) {
+  const c10::IValue* const first = args;  // exists wherever it is read
   for (const ir::ArgDesc& arg : op.args) {
     switch (arg.role) {
       case ir::ArgRole::kClientOnly:
@@ -287,7 +342,7 @@ void TraceEncoder::encode(const ir::OpDesc& op, const c10::IValue* args, std::op
           if (args->isNone()) {
             trace_.word(ir::kAbsent);
           } else {
-            encode_operand(args->toTensor());
+            encode_operand(args->toTensor(), *first);
           }
         } else if (args->isNone()) {
           trace_.word(ir::kAbsent);
@@ -298,7 +353,7 @@ void TraceEncoder::encode(const ir::OpDesc& op, const c10::IValue* args, std::op
             if (item.isNone()) {
               trace_.word(ir::kAbsent);
             } else {
-              encode_operand(item.toTensor());
+              encode_operand(item.toTensor(), *first);
             }
           }
         }
@@ -307,7 +362,7 @@ void TraceEncoder::encode(const ir::OpDesc& op, const c10::IValue* args, std::op
         encode_structural(arg, *args);
         break;
       case ir::ArgRole::kValue:
-        encode_value(arg, *args);
+        encode_value(arg, *args, *first);
         break;
     }
     ++args;

@@ -98,10 +98,14 @@ class TraceEncoder {
   void begin(const ir::OpDesc& op, const c10::IValue* args, const ir::SourceRef& source,
              std::optional<RandomState> random);
   void encode(const ir::OpDesc& op, const c10::IValue* args, std::optional<RandomState> random);
-  void encode_operand(const at::Tensor& tensor);
+  // `first` is the op's first argument. Its dtype decides how an integer beyond the range of int64 is encoded.
+  void encode_operand(const at::Tensor& tensor, const c10::IValue& first);
   void encode_view(const at::Tensor& tensor);
   void encode_scalar(const c10::Scalar& scalar);
-  void encode_value(const ir::ArgDesc& arg, const c10::IValue& value);
+  [[gnu::cold, gnu::noinline]] void encode_large_operand(const c10::Scalar& number, bool wrapped,
+                                                         const c10::IValue& first);
+  [[gnu::cold, gnu::noinline]] void encode_large_scalar(const c10::Scalar& number, const c10::IValue& first);
+  void encode_value(const ir::ArgDesc& arg, const c10::IValue& value, const c10::IValue& first);
   void encode_structural(const ir::ArgDesc& arg, const c10::IValue& value);
   static constexpr uint32_t kNone = ~uint32_t{0};
   using Numbers = std::unordered_map<const void*, uint32_t>;

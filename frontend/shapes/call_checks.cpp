@@ -237,7 +237,7 @@ void masked_fill(const OpEntry& op, const IValue* args) {
   TORCH_CHECK(!in_place || at::is_expandable_to(mask.sizes(), self.sizes()), "output with shape ", self.sizes(),
               " doesn't match the broadcast shape ",
               c10::IntArrayRef(at::infer_size_dimvector(self.sizes(), mask.sizes())));
-  if (args[2].isScalar()) {
+  if (!args[2].isTensor()) {
     check_fits(self.scalar_type(), args[2].toScalar());
   } else if (args[2].toTensor().is_cpu() && args[2].toTensor().dim() == 0) {
     check_fits(self.scalar_type(), args[2].toTensor().item());

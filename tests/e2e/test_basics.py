@@ -285,6 +285,21 @@ def test_a_number_of_another_dtype_is_cast_where_a_mask_is_set(device, equal, dt
     equal(there, x)
 
 
+@pytest.mark.parametrize("number", [2**63, 2**64 - 1])
+def test_integers_that_only_uint64_represents(device, equal, number):
+    for dtype in (torch.uint64, torch.float32, torch.float64):
+        for sizes in ((), (3,)):
+            filled = torch.full(sizes, number, dtype=dtype, device=device)
+            its = torch.full(sizes, number, dtype=dtype)
+            if dtype == torch.uint64:  # compares bits
+                filled, its = filled.view(torch.int64), its.view(torch.int64)
+            equal(filled, its)
+    for x in (torch.arange(3), torch.ones(3)):
+        equal(x.to(device) + number, x + number)
+    with pytest.raises(RuntimeError, match="without overflow"):
+        torch.full((3,), number, dtype=torch.int64, device=device)
+
+
 def test_index_add_of_nothing(device):
     """torch's shape function takes the first slice of tensors, which these do not have."""
     nothing = torch.empty(0, dtype=torch.int64, device=device)
