@@ -32,6 +32,17 @@ struct CompiledGraph::Call {
   std::vector<Replaced> replaced;
 };
 
+namespace {
+
+// Calls `record`, which records ops. A recorder may wait for the build of a program, and the build may need the GIL.
+template <typename Record>
+void record_without_gil(const Record& record) {
+  const py::gil_scoped_release release;
+  record();
+}
+
+}  // namespace
+
 at::Tensor restored(at::Tensor tensor, const at::Tensor& copy) {
   if (is_lost(storage_of(tensor))) tensor.set_data(copy.to(tensor.device()));
   return tensor;
@@ -137,7 +148,7 @@ void CompiledGraph::fix_strides(Call& call, size_t index) {
   copy._set_conj(in.conj);
   copy._set_neg(in.neg);
   const bool reads = in.elements == GraphInput::Elements::kRead;
-  if (reads || !is_lost(storage_of(tensor))) copy.copy_(tensor);
+  if (reads || !is_lost(storage_of(tensor))) record_without_gil([&] { copy.copy_(tensor); });
   if (in.written) {
     call.originals.resize(call.tensors.size());
     call.originals[index] = tensor;
@@ -180,7 +191,7 @@ void CompiledGraph::replace_lost(Call& call) const {
     }
     const at::Tensor memory =
         make_tensor({static_cast<int64_t>(storage->nbytes())}, {1}, c10::ScalarType::Byte, spec_->device);
-    fill_if_unwritten(memory);
+    record_without_gil([&] { fill_if_unwritten(memory); });
     call.replaced.push_back({memory.storage(), overwritten ? storage : nullptr});
     storage = storage_of(memory);
   }
@@ -251,30 +262,35 @@ py::list CompiledGraph::call(py::list& arguments) {
 
   Recorder& recorder = Recorder::get(spec_->device);
   for (const at::Tensor& tensor : call.tensors) {
-    if (!tensor.defined()) continue;
-    fill_if_unwritten(tensor);
-    call.inputs.push_back(storage_of(tensor));
+    if (tensor.defined()) call.inputs.push_back(storage_of(tensor));
   }
   std::vector<RemoteStorage*> made;
   for (const Sym nbytes : spec_->fresh_nbytes) {
     call.made.push_back(new_storage(call.values[nbytes], spec_->device));
     made.push_back(storage_of(call.made.back()));
   }
-  const auto run = [&] {
-    py::gil_scoped_release release;
-    return recorder.run(runnable_, call.params, call.inputs, made);
-  };
-  if (!run()) {
-    replace_lost(call);
-    if (!run()) raise_lost();
-    for (const auto& [memory, lost] : call.replaced) {
-      if (lost != nullptr) move_buffer(storage_of(memory), lost);
+  bool sent = false;
+  const auto run = [&] { sent = recorder.run(runnable_, call.params, call.inputs, made); };
+  record_without_gil([&] {
+    for (const at::Tensor& tensor : call.tensors) {
+      if (tensor.defined()) fill_if_unwritten(tensor);
     }
+    run();
+  });
+  if (!sent) {
+    replace_lost(call);
+    record_without_gil([&] {
+      run();
+      if (!sent) raise_lost();
+      for (const auto& [memory, lost] : call.replaced) {
+        if (lost != nullptr) move_buffer(storage_of(memory), lost);
+      }
+    });
   }
   for (size_t i = 0; i < call.tensors.size(); ++i) {
     if (!spec_->inputs[i].written) continue;
     if (i < call.originals.size() && call.originals[i].defined()) {
-      call.originals[i].copy_(call.tensors[i]);
+      record_without_gil([&] { call.originals[i].copy_(call.tensors[i]); });
     } else {
       call.tensors[i].unsafeGetTensorImpl()->bump_version();
     }

@@ -168,10 +168,7 @@ std::vector<at::Tensor> GraphObject::run(const std::vector<at::Tensor>& inputs,
 
   Recorder& recorder = Recorder::get(device);
   std::vector<RemoteStorage*> bound, made;
-  for (const at::Tensor& tensor : inputs) {
-    fill_if_unwritten(tensor);
-    bound.push_back(storage_of(tensor));
-  }
+  for (const at::Tensor& tensor : inputs) bound.push_back(storage_of(tensor));
   std::vector<at::Tensor> results;
   for (uint32_t b = 0; b < graph_.buffers.size(); ++b) {
     const ir::Buffer& buffer = graph_.buffers[b];
@@ -195,7 +192,8 @@ std::vector<at::Tensor> GraphObject::run(const std::vector<at::Tensor>& inputs,
     runnable_.sources.resize(std::max<size_t>(records, sources_.size()));
   }
   {
-    py::gil_scoped_release release;
+    py::gil_scoped_release release;  // recording may wait for the build of a program, which may need the GIL
+    for (const at::Tensor& tensor : inputs) fill_if_unwritten(tensor);
     if (!recorder.run(runnable_, params, bound, made)) raise_lost();
   }
   const std::vector<bool> written = ir::written_buffers(graph_);

@@ -75,6 +75,23 @@ def test_wrong_inputs(tensors, arguments, message):
         trace.graph.run(*arguments(*tensors))
 
 
+def test_inputs_that_were_never_written_while_builds_need_the_gil(script, tmp_path):
+    """Their memory is filled with zeros. With these variables that op waits for a build, which reads source lines."""
+    script(
+        """
+    import torch, torch_remote
+    x = torch.ones(8, device="remote")
+    with torch.remote.trace() as trace:
+        y = x + 1
+    assert trace.graph.run(torch.empty(8, device="remote"))[0].shape == y.shape
+    double = torch.compile(lambda x: x * 2, backend="remote")
+    assert double(torch.empty(9, device="remote")).cpu().shape == (9,)
+    """,
+        TORCH_REMOTE_SYNC="1",
+        TORCH_REMOTE_DUMP=str(tmp_path / "dumps"),
+    )
+
+
 def test_inputs_on_several_devices(script):
     script(
         """
