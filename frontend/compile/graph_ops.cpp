@@ -106,6 +106,10 @@ py::object default_of(const c10::Argument& argument) {
 
 }  // namespace
 
+std::optional<c10::OperatorHandle> GraphOp::handle() const {
+  return name ? c10::Dispatcher::singleton().findSchema(*name) : std::nullopt;
+}
+
 std::vector<py::object> GraphOp::arguments(const py::tuple& args, const py::dict& kwargs) const {
   std::vector<py::object> all(schema.size());
   for (size_t i = 0; i < all.size(); ++i) {
@@ -122,12 +126,16 @@ std::vector<py::object> GraphOp::arguments(const py::tuple& args, const py::dict
 
 bool is_program_op(py::handle target) {
   const GraphOp& op = graph_op(target);
-  return op.kind == Kind::kRecord && (!op.custom || worker_has_op(*op.handle, current_device()));
+  if (op.kind != Kind::kRecord || !op.custom) return op.kind == Kind::kRecord;
+  const auto handle = op.handle();
+  return handle && worker_has_op(*handle, current_device());
 }
 
 bool is_single_op(py::handle target) {
   const GraphOp& op = graph_op(target);
-  return op.kind == Kind::kRecord && is_recorded(*op.handle) && !(op.desc->flags & ir::kOpHiddenMutation);
+  if (op.kind != Kind::kRecord || (op.desc->flags & ir::kOpHiddenMutation)) return false;
+  const auto handle = op.handle();
+  return handle && is_recorded(*handle);
 }
 
 const GraphOp& graph_op(py::handle target) {
@@ -143,7 +151,7 @@ const GraphOp& graph_op(py::handle target) {
     const auto handle = c10::Dispatcher::singleton().findSchema(
         {name.substr(0, dot), dot == std::string::npos ? std::string() : name.substr(dot + 1)});
     if (handle) {
-      op.handle = handle;
+      op.name = handle->operator_name();
       for (const c10::Argument& argument : handle->schema().arguments()) {
         op.schema.push_back({py::str(argument.name()), default_of(argument)});
       }

@@ -36,7 +36,10 @@ struct GraphOp {
     pybind11::object default_value;  // its default; null if there is none
   };
   std::vector<Argument> schema;  // of the node's overload
-  std::optional<c10::OperatorHandle> handle;
+  std::optional<c10::OperatorName> name;  // none if the node's target is not an operator of the dispatcher
+
+  // The dispatcher's operator, or none if it was removed. Do not store it: Python may destroy a custom op's library.
+  std::optional<c10::OperatorHandle> handle() const;
 
   // A call's arguments in the order of the schema. Null for arguments that are neither given nor have a default.
   std::vector<pybind11::object> arguments(const pybind11::tuple& args, const pybind11::dict& kwargs) const;

@@ -416,7 +416,11 @@ struct Lowering::State {
   Value call(py::handle fx, py::handle target, const py::tuple& args, py::object val) {
     const GraphOp& op = graph_op(target);
     if (op.kind == Kind::kUnsupported) throw_unsupported(op.why_not);
-    if (op.custom && !worker_has_op(*op.handle, device)) throw_unsupported("the worker does not have it");
+    if (op.custom) {
+      const auto handle = op.handle();
+      if (!handle) throw_unsupported("its library was destroyed");
+      if (!worker_has_op(*handle, device)) throw_unsupported("the worker does not have it");
+    }
     if (!val) {
       if (op.kind != Kind::kRecord || !op.desc->results.empty()) throw_unsupported("it has no example value");
       val = py::none();

@@ -80,12 +80,14 @@ py::object Plan::Argument::fill(const Values& values) const {
 
 void Plan::use_op(Step& step, const py::tuple& args, const py::dict& kwargs) {
   const GraphOp& op = graph_op(step.call);
-  if (!op.handle || op.handle->schema().operator_name().getNamespace() != std::string_view("aten")) return;
+  if (!op.name || op.name->getNamespace() != std::string_view("aten")) return;
+  const auto handle = op.handle();
+  if (!handle) return;
   std::vector<Argument> arguments;
   std::vector<c10::IValue> constants;
   for (const py::object& value : op.arguments(args, kwargs)) {
     if (!value) return;
-    const c10::Argument& its = op.handle->schema().arguments()[arguments.size()];
+    const c10::Argument& its = handle->schema().arguments()[arguments.size()];
     arguments.emplace_back(value);
     try {
       constants.push_back(arguments.back().is_constant() ? ivalue_of(value, its) : c10::IValue());
@@ -95,7 +97,7 @@ void Plan::use_op(Step& step, const py::tuple& args, const py::dict& kwargs) {
   }
   step.args = std::move(arguments);
   step.constants = std::move(constants);
-  step.op = op.handle;
+  step.op = handle;
 }
 
 py::object Plan::call_op(const Step& step, const Values& args) {

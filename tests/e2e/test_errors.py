@@ -298,6 +298,31 @@ assert x.sum().item() == 3
     )
 
 
+def test_a_custom_op_whose_library_was_destroyed(script):
+    """Graphs keep their operators, so they may ask for one that the dispatcher no longer has."""
+    script(
+        """
+import torch, torch_remote
+from torch_remote import _C
+
+def define(name):
+    library = torch.library.Library("mylib", "DEF")
+    library.define(name + "(Tensor x) -> Tensor")
+    return library, getattr(torch.ops.mylib, name).default
+
+library, op = define("f")
+assert not _C.is_program_op(op)  # the worker does not have it
+round_trips = torch.remote.stats()["round_trips"]
+library._destroy()
+for i in range(20):  # may reuse the memory of the operator
+    other, _ = define(f"g{i}")
+    assert not _C.is_program_op(op) and not _C.is_single_op(op)
+    other._destroy()
+assert torch.remote.stats()["round_trips"] == round_trips  # no worker is asked
+"""
+    )
+
+
 @pytest.mark.parametrize("setting", ["warn", "allow"])
 def test_custom_ops_of_this_process_run_on_cpu_if_asked(script, setting):
     script(
