@@ -142,7 +142,13 @@ thread_local std::vector<Correlations::OpenOp> Correlations::open_;
 
 class KinetoSession final : public libkineto::IActivityProfilerSession {
  public:
-  ~KinetoSession() override { stop(); }
+  ~KinetoSession() override {
+    try {
+      stop();
+    } catch (...) {  // the destructor must not throw, and nobody reads this recording
+      return;
+    }
+  }
   void start() override {
     if (in_bad_fork()) return;
     const WithoutGil released;
