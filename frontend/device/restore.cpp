@@ -138,6 +138,7 @@ void Restore::loop() {
   for (;;) {
     changed_.wait(lock, [&] { return due_ || closing_; });
     if (closing_) return;
+    due_ = false;  // a request that comes during the checkpoint is for another one
     lock.unlock();
     bool kept = true;
     if (transport_->checkpoint_due()) {
@@ -149,7 +150,6 @@ void Restore::loop() {
     }
     lock.lock();
     if (!kept) changed_.wait_for(lock, kRetryDelay, [&] { return closing_; });
-    due_ = false;
   }
 }
 
