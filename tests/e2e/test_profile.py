@@ -222,6 +222,24 @@ def test_backward_lines_are_not_changed_by_reading_the_loss(remote):
     assert op["args"]["line"].endswith("(backward)")
 
 
+def test_accumulated_gradients_do_not_have_the_line_of_the_threads_first_ops(remote):
+    def work():
+        w = torch.ones(4, device=remote)  # line without a node
+        w.requires_grad_()
+        with torch.autograd.set_multithreading_enabled(False):
+            for _ in range(2):
+                (w * 2).sum().backward()
+        torch.remote.synchronize()
+
+    with torch.remote.trace() as trace:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    text = "".join(map(str, trace.graphs))
+    line = rf"test_profile\.py:{line_of('line without a node')} in [^\"\n]*"
+    assert re.search(line, text) and not re.search(line + r"\(backward\)", text), text
+
+
 def test_ops_of_other_threads(remote):
     x = torch.ones(16, device=remote)
 
