@@ -211,6 +211,18 @@ const Value& CompiledGraphBuilder::make_input(py::handle node, bool random_state
   return values_.at(node.ptr());
 }
 
+namespace {
+
+// Whether several elements of the tensor are at the same place in memory, because a dim was expanded.
+bool is_expanded(c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides) {
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (strides[i].maybe_as_int() == 0 && sizes[i].maybe_as_int() != 1) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 void CompiledGraphBuilder::make_tensor_input(py::handle val, GraphInput& in, Value& value) {
   const at::Tensor& tensor = THPVariable_Unpack(val.ptr());
   check_strided_dtype(tensor);
@@ -231,6 +243,11 @@ void CompiledGraphBuilder::make_tensor_input(py::handle val, GraphInput& in, Val
   check_device(on);
   in.kind = GraphInput::Kind::kTensor;
   const auto sizes = tensor.sym_sizes(), strides = tensor.sym_strides();
+  // A call of an exported program may pass a tensor that is not expanded, and fix_strides() cannot copy it to these
+  // strides. Dynamo's guards ensure that a compiled function gets the strides of its example.
+  if (!symbols_.trusts_ranges() && is_expanded(sizes, strides)) {
+    throw_unsupported("the example of an input is expanded");
+  }
   const Symbols::Mark before = symbols_.mark();
   try {
     for (size_t i = 0; i < sizes.size(); ++i) in.sizes.push_back(input_size(in, sizes[i], static_cast<uint32_t>(i)));

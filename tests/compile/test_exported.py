@@ -69,6 +69,20 @@ def test_wrong_calls(exported, remote, arguments, error, message):
         loaded(*arguments())
 
 
+def test_an_example_that_was_expanded(remote):
+    """A call may pass a tensor with other strides, as torch.export checks only sizes."""
+
+    class Add(nn.Module):
+        def forward(self, x, y):
+            return torch.relu(x) + y.t()
+
+    program = torch.export.export(Add(), (torch.randn(3, 4), torch.randn(4, 1).expand(4, 3)))
+    loaded = torch.remote.load_exported(program)
+    for y in (torch.randn(4, 3), torch.randn(4, 1).expand(4, 3)):
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(loaded(x.to(remote), y.to(remote)).cpu(), Add()(x, y))
+
+
 def test_weights_that_were_replaced_are_used(exported, remote):
     _, program = exported
     loaded = torch.remote.load_exported(program)
