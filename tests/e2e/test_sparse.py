@@ -119,6 +119,9 @@ CASES = {
     "product": lambda d: torch.sparse.mm(coo(d), grid(d, 6, 2)),
     "matmul": lambda d: coo(d) @ grid(d, 6, 2),
     "product with a vector": lambda d: coo(d) @ grid(d, 6),
+    "addmm, only the product": lambda d: torch.sparse.addmm(
+        torch.full((5, 2), float("nan")).to(d), coo(d), grid(d, 6, 2), beta=0
+    ),
     "addmm": lambda d: torch.sparse.addmm(torch.ones(5, 2).to(d), coo(d), grid(d, 6, 2), beta=2, alpha=0.5),
     "product of whole rows": lambda d: torch.hspmm(coo(d), grid(d, 6, 2)),
     "sum with a product": lambda d: torch.sspaddmm(
