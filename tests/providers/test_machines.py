@@ -485,6 +485,53 @@ def test_at_exit_a_machine_that_cannot_be_stopped_does_not_keep_the_others(scrip
     assert "first" in result.stderr and "could not be stopped: the cloud is away" in result.stderr
 
 
+UNSTEADY = """
+from torch_remote.providers.local import Local
+
+class Unsteady(Local):
+    failures = 0
+
+    def stop(self):
+        if Unsteady.failures:
+            Unsteady.failures -= 1
+            raise OSError("the cloud is away")
+        super().stop()
+"""
+
+
+def test_a_stop_that_failed_is_tried_again(script, remote, tmp_path):
+    install(tmp_path, "unsteady", UNSTEADY, "unsteady = unsteady:Unsteady\n")
+    script(
+        """
+        import pytest, torch, unsteady
+        from torch_remote import RemoteMachine, machines
+        from torch_remote_cli import state
+        machine = RemoteMachine("unsteady")
+        for again in (machine.stop, lambda: machine.start().stop()):
+            machine.start()
+            assert torch.ones(2, device=machine.device()).sum().item() == 2
+            unsteady.Unsteady.failures = 1
+            with pytest.raises(OSError, match="the cloud is away"):
+                machine.stop()
+            status = machine.status()
+            assert status.state == "running" and status.devices == ()
+            assert "could not stop it; stop() it again" in status.detail
+            assert machines() == [machine]
+            assert [entry["id"] for entry in state.entries("machines")] == [machine.id]
+            again()
+            assert machine.status().state == "stopped" and machines() == [] and state.entries("machines") == []
+        machine.start()
+        unsteady.Unsteady.failures = 1
+        with pytest.raises(OSError, match="the cloud is away"):
+            machine.stop()
+        print(machine.id)  # the end of the script stops it
+        """,
+        PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]),
+        XDG_RUNTIME_DIR=str(tmp_path),
+    )
+    assert not list((tmp_path / "torch-remote/machines").iterdir())
+
+
 def test_a_forked_child_may_not_start_machines(script, remote):
     script(
         """

@@ -36,7 +36,7 @@ class MachineStatus:
     provider: str
     state: Literal["new", "running", "paused", "stopped", "lost"]
     detail: str  # for people: why it was lost, processes, ...
-    devices: tuple[str, ...]  # "remote:1", ...; empty while it is stopped
+    devices: tuple[str, ...]  # "remote:1", ...; empty while it is stopped, and after a stop() that failed
     gpu: str | None
     gpu_count: int
     seconds: float  # since its start
@@ -173,6 +173,7 @@ class RemoteMachine:
         self._lock = threading.RLock()  # guards start and stop; a device that connects does not wait for it
         self._connecting = threading.Lock()
         self._provider: Provider | None = None
+        self._unstopped: Provider | None = None  # of a machine that has ended here, until its stop() succeeds
         self._process = os.getpid()  # the process that started it
         self._first: Endpoint | None = None  # from `start`, until it is used
         self._shared: Endpoint | None = None  # from `start`, for all devices
@@ -205,6 +206,7 @@ class RemoteMachine:
             if self._state in ("running", "paused"):
                 return self
             registry.check_may_start()
+            self._stop_provider()
             try:
                 self._start_provider()
                 self._devices = registry.give_devices(self)
@@ -257,12 +259,15 @@ class RemoteMachine:
 
     def stop(self) -> None:
         """Ends the machine, and waits until it has ended. Its tensors are lost, and its devices cannot be used until
-        `start`. Does nothing in a forked child of the process that started it."""
+        `start`. If it raises, a second call tries again. Does nothing in a forked child of the process that started
+        it."""
         if os.getpid() != self._process:  # before the lock, which another thread may have held during the fork
             return
         with self._lock:
             if self._state in ("running", "paused"):
                 self._end("it was stopped")
+            else:
+                self._stop_provider()
 
     def _end(self, why: str, disconnect: bool = True) -> None:
         if self._watch is not None:
@@ -281,18 +286,27 @@ class RemoteMachine:
             self._restores = []
             registry.take_devices(self, devices, why)
         finally:
-            provider, self._provider = self._provider, None
+            self._unstopped, self._provider = self._provider, None
             first, self._first, self._shared = self._first, None, None
             if first is not None and first.socket is not None:
                 first.socket.close()
-            try:
-                if provider is not None:
-                    provider.stop()
-            finally:
-                if provider is not None:
-                    self._logs = provider.logs()
-                records.remove(self.id)
+            self._stop_provider()
             _log.info("%s (%s): %s", self.name, self.id, why)
+
+    def _stop_provider(self) -> None:
+        """Stops what the provider started. If this fails, the machine remains listed, and `stop` tries again."""
+        provider = self._unstopped
+        if provider is None:
+            return
+        try:
+            provider.stop()
+        except BaseException:
+            registry.add_unstopped(self)
+            raise
+        self._unstopped = None
+        registry.remove_unstopped(self)
+        records.remove(self.id)
+        self._logs = provider.logs()
 
     def __enter__(self) -> RemoteMachine:
         return self.start()
@@ -404,6 +418,9 @@ class RemoteMachine:
                     info = _C.worker_info(index)
                     if state != "lost" and info is not None and info["lost"]:
                         state, detail = "lost", info["lost"]
+            elif self._unstopped is not None:
+                state, price = "running", self._unstopped.price()
+                detail = f"{detail}, but the provider could not stop it; stop() it again"
             return MachineStatus(
                 id=self.id,
                 name=self.name,
@@ -421,7 +438,8 @@ class RemoteMachine:
     def logs(self) -> str:
         """Returns the workers' output, or the end of it if it is long. It is available after `stop`, too."""
         with self._lock:
-            return self._provider.logs() if self._provider is not None else self._logs
+            provider = self._provider or self._unstopped
+            return provider.logs() if provider is not None else self._logs
 
     def end_of(self) -> str:
         """Returns what the provider knows about the machine's end, for an error; empty if it has not ended. Takes no
@@ -469,7 +487,7 @@ def add_machine(machine: str | RemoteMachine, **arguments: Any) -> torch.device:
 
 
 def machines() -> list[RemoteMachine]:
-    """Returns this process's running machines, the oldest first."""
+    """Returns this process's running machines, the oldest first. A machine that could not be stopped is one of them."""
     return [machine for machine in registry.machines() if isinstance(machine, RemoteMachine)]
 
 

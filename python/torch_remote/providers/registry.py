@@ -27,7 +27,7 @@ _all: dict[str, Machine] = {}  # by id
 
 
 def machines() -> list[Machine]:
-    """Returns this process's running machines, the oldest first."""
+    """Returns this process's running machines, the oldest first. A machine that could not be stopped is one of them."""
     with _lock:
         return list(_all.values())
 
@@ -85,6 +85,18 @@ def take_devices(machine: Machine, devices: list[int], why: str) -> None:
             if _owners.pop(index, None) is not None and _named.pop(index, None) is None:
                 _C.set_worker(index, f"{_STOPPED}{machine!r}: {why}")
                 _free.append(index)
+
+
+def add_unstopped(machine: Machine) -> None:
+    """Lists a machine without devices that its provider could not stop, so that `stop_all` tries again."""
+    with _lock:
+        _all[machine.id] = machine
+
+
+def remove_unstopped(machine: Machine) -> None:
+    """Undoes `add_unstopped`, if it was called."""
+    with _lock:
+        _all.pop(machine.id, None)
 
 
 # -- devices that TORCH_REMOTE_WORKER names
