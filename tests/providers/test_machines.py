@@ -367,6 +367,14 @@ def test_a_machine_that_computes_is_not_idle(remote):
             time.sleep(0.01)
 
 
+def test_a_machine_that_was_used_again_is_not_stopped_as_idle(remote):
+    """The watch decides first and then waits for the lock; the machine may be used in between."""
+    with RemoteMachine(idle_timeout=1000) as machine:
+        machine.idle_for_too_long()
+        assert machine.status().state == "running"
+        assert torch.ones(2, device=machine.device()).sum().item() == 2
+
+
 RENTED = """
 import os
 from torch_remote.providers.local import Local
@@ -530,6 +538,27 @@ def test_a_stop_that_failed_is_tried_again(script, remote, tmp_path):
         XDG_RUNTIME_DIR=str(tmp_path),
     )
     assert not list((tmp_path / "torch-remote/machines").iterdir())
+
+
+def test_an_idle_machine_that_could_not_be_stopped_is_stopped_later(script, remote, tmp_path):
+    install(tmp_path, "unsteady", UNSTEADY, "unsteady = unsteady:Unsteady\n")
+    result = script(
+        """
+        import time, unsteady
+        from torch_remote import RemoteMachine, machines
+        from torch_remote.providers import machine as module
+        module._TO_RETRY = 0.05
+        unsteady.Unsteady.failures = 2
+        machine = RemoteMachine("unsteady", idle_timeout=0.2).start()
+        deadline = time.monotonic() + 20
+        while machine.status().state != "stopped":
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert unsteady.Unsteady.failures == 0 and machines() == []
+        """,
+        PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]),
+    )
+    assert "was idle but could not be stopped: the cloud is away" in result.stderr
 
 
 def test_a_forked_child_may_not_start_machines(script, remote):

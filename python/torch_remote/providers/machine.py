@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import logging
 import os
@@ -23,6 +24,7 @@ from torch_remote.providers.url import is_url, read_url
 _log = logging.getLogger("torch_remote.machines")
 
 _TO_END = 0.5  # seconds: a connection ends a moment before its process
+_TO_RETRY = 60.0  # seconds between attempts to stop an idle machine
 _OPTIONS = ("gpu", "gpu_count", "threads", "memory_limit", "idle_timeout", "name")  # of all providers
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -456,10 +458,19 @@ class RemoteMachine:
         return ""
 
     def idle_for_too_long(self) -> None:
-        """Called by the watch: stops the machine."""
+        """Called by the watch: stops the machine, unless it was used or started again before this call got the lock."""
+        timeout = self.spec.idle_timeout
         with self._lock:
-            if self._state in ("running", "paused"):
-                self._end(f"it was not used for {self.spec.idle_timeout:g} s (idle_timeout)")
+            if self._watch is None or timeout is None or self._watch.idle_seconds() < timeout:
+                return
+            try:
+                self._end(f"it was not used for {timeout:g} s (idle_timeout)")
+            except Exception as error:
+                _log.error("%s (%s) was idle but could not be stopped: %s", self.name, self.id, error)
+        while self._unstopped is not None:
+            time.sleep(_TO_RETRY)
+            with self._lock, contextlib.suppress(Exception):
+                self._stop_provider()
 
     def resume_if_used(self, used: bool) -> bool:
         """Called by the watch of a paused machine: resumes it if it was used. Returns whether the watch should end."""

@@ -52,7 +52,6 @@ class Watch:
         while not self._stop.wait(step):
             if self.idle_seconds() >= self._timeout:
                 self._machine.idle_for_too_long()
-                return
 
     def paused(self) -> None:
         """The machine has been paused, and was idle at that time."""
