@@ -225,27 +225,33 @@ class Modal(Provider):
     def stop(self) -> None:
         if self._modal is None:
             return
-        sandboxes, self._sandboxes = self._sandboxes, []
         failed: Exception | None = None
-        for one in sandboxes:
+        left = []
+        for one in self._sandboxes:
             try:
                 one.stop()
             except self._modal.exception.NotFoundError:
                 pass
-            except self._modal.Error as error:
+            except Exception as error:  # the next call tries again
                 failed = error
-        self._kept = "".join(one.text() for one in sandboxes) or self._kept
-        app, self._app = self._app, None
+                left.append(one)
+        self._kept = self.logs()
         # interrupted: there may be a sandbox that is not in the list
-        if app is not None and len(sandboxes) < self._spec.gpu_count:
-            with contextlib.suppress(self._modal.Error):
-                for left in self._modal.Sandbox.list(app_id=app.app_id, tags={"machine": self._spec.id}):
-                    left.terminate()
+        if self._app is not None and len(self._sandboxes) < self._spec.gpu_count:
+            try:
+                for other in self._modal.Sandbox.list(app_id=self._app.app_id, tags={"machine": self._spec.id}):
+                    with contextlib.suppress(self._modal.exception.NotFoundError):
+                        other.terminate()
+            except Exception as error:
+                failed = error
         if failed is not None:
+            self._sandboxes = left
             raise MachineError(
-                f"remote: Modal did not stop all sandboxes of {self._spec.id}: {failed}; they end after orphan_after "
-                "seconds; torch-remote machines --left-over modal:// lists them"
+                f"remote: Modal did not stop all sandboxes of {self._spec.id}: {failed}; stop() the machine again. They "
+                "end after orphan_after seconds; torch-remote machines --left-over modal:// lists those of scripts "
+                "that have ended"
             ) from failed
+        self._sandboxes, self._app = [], None
 
     def status(self) -> ProviderStatus:
         sandboxes = list(self._sandboxes)
