@@ -239,6 +239,7 @@ class Cloud:
         self.counter = itertools.count()
         self.sandboxes: list[Sandbox] = []
         self.makers: list[threading.Thread] = []
+        self.apps: set[str] = set()
         self.refuse: Exception | None = None
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.load_cert_chain(folder / "worker.pem", folder / "worker.key")
@@ -258,9 +259,13 @@ class Cloud:
         sys.modules["modal"], sys.modules["modal.exception"] = module, errors
         os.environ["SSL_CERT_FILE"] = str(self.folder / "ca.pem")  # the authority of the tunnels' certificates
 
-    @staticmethod
-    def _lookup(name: str, *, create_if_missing: bool = False) -> App:
-        assert create_if_missing
+    def _lookup(self, name: str, *, create_if_missing: bool = False) -> App:
+        if self.refuse is not None:
+            raise self.refuse
+        if create_if_missing:
+            self.apps.add(name)
+        elif name not in self.apps:
+            raise NotFoundError(f"no app {name}")
         return App(name, f"ap-{name}")
 
     def close(self) -> None:

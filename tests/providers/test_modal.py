@@ -119,3 +119,34 @@ def test_what_is_left_over_is_found(place):
         assert left.id == machine.id
         left.remove()
         assert list(Modal.leftovers({})) == []
+        left.remove()  # it has ended already
+        assert list(Modal.leftovers({"app": "never-used"})) == [] and "never-used" not in place.cloud.apps
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (fake_modal.AuthError("Token missing"), "rejected your credentials: Token missing; log in: modal setup"),
+        (fake_modal.Error("no connection"), "Modal cannot list sandboxes: no connection"),
+    ],
+)
+def test_errors_of_a_list_of_leftovers_are_reported(place, error, message):
+    place.cloud.refuse = error
+    try:
+        with pytest.raises(MachineError, match=message):
+            list(Modal.leftovers({}))
+    finally:
+        place.cloud.refuse = None
+
+
+def test_a_leftover_that_cannot_be_stopped_is_reported(place, monkeypatch):
+    with place.machine():
+        (left,) = Modal.leftovers({})
+
+        def fail(self):
+            raise fake_modal.Error("no connection")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(fake_modal.Sandbox, "terminate", fail)
+            with pytest.raises(MachineError, match="Modal cannot stop sandbox sb-.*: no connection"):
+                left.remove()

@@ -16,8 +16,9 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from torch_remote.providers import bundle
@@ -64,6 +65,23 @@ def _sdk() -> Any:
             "remote: provider 'modal' needs Modal's client: pip install 'torch-remote[modal]'"
         ) from error
     return modal
+
+
+@contextlib.contextmanager
+def _errors(modal: Any, what: str) -> Iterator[None]:
+    """Raises errors of Modal's client as MachineError. `what`: what Modal was asked to do."""
+    try:
+        yield
+    except modal.exception.AuthError as error:
+        raise MachineError(f"remote: Modal rejected your credentials: {error}; log in: modal setup") from error
+    except modal.Error as error:
+        raise MachineError(f"remote: Modal cannot {what}: {error}") from error
+
+
+def _terminate(modal: Any, sandbox: Any) -> None:
+    """Ends a sandbox, unless it has ended."""
+    with _errors(modal, f"stop sandbox {sandbox.object_id}"), contextlib.suppress(modal.exception.NotFoundError):
+        sandbox.terminate()
 
 
 def _owner() -> str:
@@ -141,15 +159,12 @@ class Modal(Provider):
         self._orphan = _whole(spec.options, "orphan_after", 300, _MOST_LIFETIME)
         self._modal = _sdk()
         try:
-            self._create()
-            self._wait()
-            return self.connect(0)
-        except BaseException as error:
+            with _errors(self._modal, "start a worker"):
+                self._create()
+                self._wait()
+                return self.connect(0)
+        except BaseException:
             self.stop()
-            if isinstance(error, self._modal.exception.AuthError):
-                raise MachineError(f"remote: Modal rejected your credentials: {error}; log in: modal setup") from error
-            if isinstance(error, self._modal.Error):
-                raise MachineError(f"remote: Modal cannot start a worker: {error}") from error
             raise
 
     def _image(self) -> Any:
@@ -247,9 +262,9 @@ class Modal(Provider):
         if failed is not None:
             self._sandboxes = left
             raise MachineError(
-                f"remote: Modal did not stop all sandboxes of {self._spec.id}: {failed}; stop() the machine again. They "
-                "end after orphan_after seconds; torch-remote machines --left-over modal:// lists those of scripts "
-                "that have ended"
+                f"remote: Modal did not stop all sandboxes of {self._spec.id}: {failed}; stop() the machine again. "
+                "They end after orphan_after seconds; torch-remote machines --left-over modal:// lists those of "
+                "scripts that have ended"
             ) from failed
         self._sandboxes, self._app = [], None
 
@@ -275,16 +290,26 @@ class Modal(Provider):
     @classmethod
     def leftovers(cls, options: Mapping[str, Any]) -> Iterable[Leftover]:
         modal = _sdk()
-        app = modal.App.lookup(str(options.get("app") or _APP), create_if_missing=True)
-        for sandbox in modal.Sandbox.list(app_id=app.app_id, tags={"managed-by": "torch-remote", "owner": _owner()}):
-            tags = sandbox.get_tags()
-            yield Leftover(
-                id=tags["machine"],
-                what=f"sandbox {sandbox.object_id}",
-                made=tags["made"],
-                process=int(tags["process"]),
-                remove=sandbox.terminate,
-            )
+        found: list[Leftover] = []
+        ours = {"managed-by": "torch-remote", "owner": _owner()}
+        with _errors(modal, "list sandboxes"):
+            try:
+                app = modal.App.lookup(str(options.get("app") or _APP))
+            except modal.exception.NotFoundError:  # no machine was ever started
+                return found
+            for sandbox in modal.Sandbox.list(app_id=app.app_id, tags=ours):
+                with contextlib.suppress(modal.exception.NotFoundError):  # it has ended since
+                    tags = sandbox.get_tags()
+                    found.append(
+                        Leftover(
+                            id=tags["machine"],
+                            what=f"sandbox {sandbox.object_id}",
+                            made=tags["made"],
+                            process=int(tags["process"]),
+                            remove=partial(_terminate, modal, sandbox),
+                        )
+                    )
+        return found
 
 
 def _whole(options: Mapping[str, Any], name: str, default: int, most: int) -> int:
