@@ -127,6 +127,8 @@ def test_what_a_worker_may_is_asked_for():
         ({"node_selector": "fast"}, "node_selector='fast' is not understood"),
         ({"lifetime": "long"}, "lifetime='long' is not a number"),
         ({"orphan_after": -1}, "orphan_after=-1 is not a number"),
+        ({"orphan_after": "nan"}, "orphan_after='nan' is not a number"),
+        ({"max_restarts": float("inf")}, "max_restarts=inf is not a number"),
     ],
 )
 def test_what_is_wrong_in_a_manifest_is_said(options, message):

@@ -181,6 +181,6 @@ def number(options: Mapping[str, Any], name: str, default: float) -> float:
         number = default if value is None else float(value)
     except (TypeError, ValueError):
         number = -1.0
-    if number < 0:
+    if not 0 <= number < float("inf"):  # false for NaN, too
         raise MachineError(f"remote: {name}={value!r} is not a number; write {name}={default:g}")
     return number
