@@ -42,15 +42,17 @@ class PythonObject {
     py::gil_scoped_acquire acquire;
     object_ = py::object();
   }
-  // Requires the GIL.
+  // Require the GIL.
   const py::object& get() const { return object_; }
+  void set(py::object object) { object_ = std::move(object); }
 
  private:
   py::object object_;
 };
 
 // The work of a recorded op. The device executes ops in order, so later ops see its results without a wait. wait() only
-// calls `on_wait`, once. `on_wait` returns the rank that a message came from, or -1.
+// calls `on_wait`, once. `on_wait` returns the rank that a message came from, or -1. If it raises, each later wait()
+// raises the same exception.
 class RemoteWork final : public c10d::Work {
  public:
   RemoteWork(Tensors results, py::object on_wait)
@@ -60,7 +62,7 @@ class RemoteWork final : public c10d::Work {
     finish();
     return true;
   }
-  bool isSuccess() const override { return true; }
+  bool isSuccess() const override { return !failed_; }
   bool wait(std::chrono::milliseconds) override {
     finish();
     return true;
@@ -93,15 +95,33 @@ class RemoteWork final : public c10d::Work {
 
  private:
   void finish() {
-    if (!pending_.exchange(false)) return;
+    if (!pending_.exchange(false)) {
+      if (failed_) raise_again();
+      return;
+    }
     py::gil_scoped_acquire acquire;
-    if (!on_wait_.get().is_none()) source_ = py::cast<int>(on_wait_.get()());
+    try {
+      if (!on_wait_.get().is_none()) source_ = py::cast<int>(on_wait_.get()());
+    } catch (const py::error_already_set& error) {
+      error_.set(error.value());
+      failed_ = true;
+      on_wait_.reset();
+      throw;
+    }
     on_wait_.reset();
+  }
+  [[noreturn]] void raise_again() {
+    py::gil_scoped_acquire acquire;
+    const py::object& error = error_.get();
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+    throw py::error_already_set();
   }
 
   const Tensors results_;
   PythonObject on_wait_;
+  PythonObject error_{py::object()};  // The exception of `on_wait`, if `failed_`.
   std::atomic<bool> pending_{true};
+  std::atomic<bool> failed_{false};
   int source_ = -1;
   std::mutex mutex_;
   intrusive_ptr<c10::ivalue::Future> future_;

@@ -101,8 +101,16 @@ def missing(rank, size):
     dist.barrier()
 
 
+def failed_twice(rank, size):
+    group = dist.new_group(range(size))
+    work = dist.irecv(torch.ones(2, device="remote"), 1 - rank, group)
+    dist.destroy_process_group(group)
+    for _ in range(2):  # a wait that failed does not make the next one succeed
+        assert "this process group was destroyed" in message(work.wait)
+
+
 def everything(rank, size):
-    for function in (refused, mismatched, other_op, left_out, late, missing):
+    for function in (refused, mismatched, other_op, left_out, late, missing, failed_twice):
         function(rank, size)
 
 
