@@ -156,6 +156,19 @@ def messages(rank, size):
         sooner.wait()
         later.wait()
         assert got.tolist() == [2, 1]
+    if rank == 0:  # the message that was requested first is sent last
+        got = torch.zeros(3, device="remote")
+        last, first = dist.irecv(got[:1], tag=3), dist.irecv(got[1:2], 1, tag=4)
+        first.wait()
+        dist.send(got[1:2] + 1, 1)
+        last.wait()
+        assert got.tolist() == [7, 5, 0]
+    if rank == 1:
+        reply = torch.zeros(1, device="remote")
+        dist.send(torch.full((1,), 5.0, device="remote"), 0, tag=4)
+        dist.recv(reply, 0)
+        dist.send(reply + 1, 0, tag=3)
+        assert reply.item() == 6
     got = torch.zeros(3, device="remote")
     if rank == 0:
         assert sorted(dist.recv(got) for _ in range(size - 1)) == list(range(1, size))

@@ -11,6 +11,7 @@ import itertools
 import secrets
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from math import prod
 from typing import Any
@@ -33,6 +34,19 @@ def make_backend(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     return _C.make_backend(Group(store, rank, size, timeout), rank, size)
 
 
+@dataclass(eq=False)
+class PendingReceive:
+    """A receive that was requested but not waited for."""
+
+    source: int  # -1: any rank
+    tag: int
+    record: Callable[[], int]  # returns the sender's rank
+
+    def may_match(self, other: PendingReceive) -> bool:
+        """Whether a message exists that both could get."""
+        return self.tag == other.tag and (self.source == other.source or self.source < 0 or other.source < 0)
+
+
 class Group:
     """Implements the methods that frontend/distributed calls: each records ops and returns a `Work`."""
 
@@ -51,7 +65,7 @@ class Group:
         self.secret = ""
         self.connected: set[int] = set()
         self.left = False
-        self.pending_receives: list[Callable[[], int]] = []  # receives that were requested but not waited for
+        self.pending_receives: list[PendingReceive] = []  # in the order of the requests
         self.coalesced: list[Any] | None = None  # works since start_coalescing
         _groups.add(self)
 
@@ -409,16 +423,27 @@ class Group:
                 received.append(int(place.item()))
             return received[0]
 
+        pending = PendingReceive(source, tag, receive)
+
         def wait() -> int:
-            # Receives that were requested earlier come first.
-            while receive in self.pending_receives:
-                first = self.pending_receives.pop(0)
-                first()
+            self._record_receive(pending)
             _C.flush(tensor.device.index)
             return receive()
 
-        self.pending_receives.append(receive)
+        self.pending_receives.append(pending)
         return self._work(tensors, wait)
+
+    def _record_receive(self, pending: PendingReceive) -> None:
+        """Records a receive, after earlier ones that could get its message. Others must not come first: their message
+        may be sent only after what this rank does next."""
+        if pending not in self.pending_receives:
+            return
+        before = self.pending_receives[: self.pending_receives.index(pending)]
+        for earlier in before:
+            if earlier.may_match(pending):
+                self._record_receive(earlier)
+        self.pending_receives.remove(pending)
+        pending.record()
 
     def _check_peer(self, peer: int) -> None:
         if not 0 <= peer < self.size or peer == self.rank:
