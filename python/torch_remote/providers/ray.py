@@ -103,7 +103,8 @@ class Ray(Provider):
         "strategy": "how several are placed: PACK (default), SPREAD, STRICT_PACK, STRICT_SPREAD",
         "max_restarts": "how often Ray restarts a worker whose node died; default 3",
         "runtime_env": "Ray's, for nodes without torch_remote: {'pip': ['torch_remote']}",
-        "wait": "seconds to wait in Ray's queue; default: as long as it takes",
+        "wait": "seconds to wait for free capacity and the workers; default: as long as it takes, but no wait for "
+        "resources that the cluster lacks",
         **ALLOWANCES,
     }
 
@@ -167,7 +168,7 @@ class Ray(Provider):
         ray, spec, options = self._ray, self._spec, self._spec.options
         wanted = self._resources()
         there = ray.cluster_resources()
-        # A cluster that grows by itself needs a wait; then `wait` is given.
+        # Only with `wait` may the cluster grow until it has them.
         missing = [name for name, count in wanted.items() if count * spec.gpu_count > there.get(name, 0.0) + 1e-6]
         if missing and options.get("wait") is None:
             has = ", ".join(f"{name}: {there.get(name, 0):g}" for name in missing)
