@@ -114,6 +114,24 @@ def test_a_parameter_that_changes(remote):
     assert loaded.count.tolist() == [2.0] * 3
 
 
+def test_names_of_the_exported_module_are_free(remote):
+    class Names(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self._state = nn.Parameter(torch.full((3,), 2.0))
+            self.register_buffer("_signature", torch.full((3,), 5.0))
+            self._compiled = nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self._compiled(x * self._state) + self._signature
+
+    net = Names()
+    x = torch.randn(4, 3)
+    loaded = torch.remote.load_exported(torch.export.export(net, (x,)))
+    torch.testing.assert_close(loaded(x.to(remote)).cpu(), net(x).detach(), rtol=1e-4, atol=1e-5)
+    assert set(loaded.state_dict()) == set(net.state_dict())
+
+
 def test_only_onto_the_device(exported):
     with pytest.raises(ValueError, match="expected a remote device, got cpu"):
         torch.remote.load_exported(exported[1], "cpu")

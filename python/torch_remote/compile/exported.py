@@ -33,28 +33,29 @@ class ExportedModule(torch.nn.Module):
 
     def __init__(self, program: ExportedProgram) -> None:
         super().__init__()
-        self._signature = program.graph_signature
-        self._call_spec = program.call_spec
-        self._constraints = program.range_constraints
+        # Names with two underscores: the exported module's parameters and submodules may have any other.
+        self.__signature = program.graph_signature
+        self.__call_spec = program.call_spec
+        self.__constraints = program.range_constraints
         nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
-        self._user_nodes = []
+        self.__user_nodes = []
         # By placeholder: the exported name, and the module that has the tensor under the name's last part. None: a
         # user's input. Tensors are looked up in each call, because load_state_dict(assign=True) replaces them.
-        self._state: list[tuple[str, torch.nn.Module] | None] = []
-        for node, spec in zip(nodes, self._signature.input_specs, strict=True):
+        self.__state: list[tuple[str, torch.nn.Module] | None] = []
+        for node, spec in zip(nodes, self.__signature.input_specs, strict=True):
             if spec.kind is InputKind.USER_INPUT:
-                self._user_nodes.append(node)
-                self._state.append(None)
+                self.__user_nodes.append(node)
+                self.__state.append(None)
             elif spec.kind in _STATE:
-                self._state.append((spec.target, self._hold(program, spec)))
+                self.__state.append((spec.target, self.__hold(program, spec)))
             else:
                 raise NotImplementedError(
                     f"torch.remote.load_exported: the program has an input of kind {spec.kind.name} ({spec.target}), "
                     "which is not supported; export a module without it"
                 )
-        self._compiled = compile_graph(program.graph_module, guarded=False)
+        self.__compiled = compile_graph(program.graph_module, guarded=False)
 
-    def _hold(self, program: ExportedProgram, spec: Any) -> torch.nn.Module:
+    def __hold(self, program: ExportedProgram, spec: Any) -> torch.nn.Module:
         """Registers a tensor under its exported name. Returns the module that has it."""
         tensor = program.state_dict.get(spec.target)
         if tensor is None:
@@ -77,40 +78,40 @@ class ExportedModule(torch.nn.Module):
             ValueError: the arguments have another structure than the exported ones.
             RuntimeError: a size is outside of the exported range, or a tensor is on another device.
         """
-        paths, spec = pytree.tree_flatten_with_path((args, self._in_order(kwargs)))
-        if spec != self._call_spec.in_spec:
+        paths, spec = pytree.tree_flatten_with_path((args, self.__in_order(kwargs)))
+        if spec != self.__call_spec.in_spec:
             raise ValueError(
-                f"torch.remote.load_exported: the program was exported for {_describe(self._call_spec.in_spec)}, "
+                f"torch.remote.load_exported: the program was exported for {_describe(self.__call_spec.in_spec)}, "
                 f"but was called with {_describe(spec)}"
             )
-        _check_input_constraints_for_graph(self._user_nodes, paths, self._constraints)
+        _check_input_constraints_for_graph(self.__user_nodes, paths, self.__constraints)
         given = iter(value for _, value in paths)
         state: dict[str, Any] = {}
         inputs = []
-        for entry in self._state:
+        for entry in self.__state:
             if entry is None:
                 inputs.append(next(given))
             else:
                 name, owner = entry
                 state[name] = getattr(owner, name.rpartition(".")[2])
                 inputs.append(state[name])
-        results = self._compiled(inputs)
+        results = self.__compiled(inputs)
         outputs = []
-        for result, out in zip(results, self._signature.output_specs, strict=True):
+        for result, out in zip(results, self.__signature.output_specs, strict=True):
             match out.kind:
                 case OutputKind.USER_OUTPUT | OutputKind.LOSS_OUTPUT:
                     outputs.append(result)
                 case OutputKind.BUFFER_MUTATION | OutputKind.PARAMETER_MUTATION:
                     state[out.target].copy_(result)
                 case OutputKind.USER_INPUT_MUTATION:
-                    names = [node.name for node in self._user_nodes]
+                    names = [node.name for node in self.__user_nodes]
                     paths[names.index(out.target)][1].copy_(result)
                 case _:
                     raise NotImplementedError(f"torch.remote.load_exported: an output of kind {out.kind.name}")
-        return pytree.tree_unflatten(outputs, self._call_spec.out_spec)
+        return pytree.tree_unflatten(outputs, self.__call_spec.out_spec)
 
-    def _in_order(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        wanted = self._call_spec.in_spec.child(1).context
+    def __in_order(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        wanted = self.__call_spec.in_spec.child(1).context
         return {name: kwargs[name] for name in wanted} if set(wanted) == set(kwargs) else kwargs
 
 
