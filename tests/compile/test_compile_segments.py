@@ -11,7 +11,7 @@ import torch.fx as fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_remote import _C
-from torch_remote.compile.classify import NodeClass, NodePlacement, classify, table
+from torch_remote.compile.classify import NodeClass, NodePlacement, classify, is_number, table
 from torch_remote.compile.rewrites import move_items
 from torch_remote.compile.segment import Call, Segment, segment
 
@@ -74,6 +74,17 @@ def test_numbers_constants_and_tensors_of_the_host(remote):
         wheres[NodePlacement.NUMBER] == ["sym_size_int", "sym_size_int_1", "mul"]
         and NodePlacement.OUTSIDE not in wheres
     )
+
+
+def test_an_op_whose_name_resembles_sym_size_is_no_number(remote):
+    torch.library.define("segments_test::asym_count", "(Tensor x) -> SymInt")
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.empty(3, device=remote)
+    size = graph.call_function(aten.sym_size.int, (x, 0))
+    count = graph.call_function(torch.ops.segments_test.asym_count.default, (x,))
+    size.meta["val"] = count.meta["val"] = 3
+    assert is_number(size) and not is_number(count)
 
 
 def test_what_a_program_refused_stays_outside(remote):

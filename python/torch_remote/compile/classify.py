@@ -67,7 +67,8 @@ def is_number(node: fx.Node) -> bool:
         return False
     if not any(isinstance(i.meta.get("val"), torch.Tensor) for i in node.all_input_nodes):
         return True
-    return isinstance(node.target, torch._ops.OpOverload) and "sym_" in node.target.name()
+    # aten::sym_size, sym_stride, ...; other ops with such a name may read elements
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.name().startswith("aten::sym_")
 
 
 def written_by(node: fx.Node) -> tuple[fx.Node, ...]:
