@@ -9,7 +9,8 @@ from typing import Any
 def shell() -> Any:
     """The InteractiveShell, or None."""
     module = sys.modules.get("IPython.core.interactiveshell")
-    return module.InteractiveShell.instance() if module and module.InteractiveShell.initialized() else None
+    kind = getattr(module, "InteractiveShell", None)  # None also while the module is being imported
+    return kind.instance() if kind is not None and kind.initialized() else None
 
 
 def is_autoreload_on() -> bool:

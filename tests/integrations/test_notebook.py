@@ -57,6 +57,20 @@ def output_of(cell: nbformat.NotebookNode) -> Output:
     return Output(text, error)
 
 
+def test_the_package_may_be_imported_before_ipython(script, remote):
+    """IPython imports its compiler while it imports its shell, so the bridge then runs without a shell."""
+    result = script(
+        """
+        import torch_remote
+        from IPython.core import compilerop, interactiveshell
+        assert hasattr(compilerop.CachingCompiler.cache, "__wrapped__")
+        assert hasattr(interactiveshell.InteractiveShell.showtraceback, "__wrapped__")
+        """,
+        fresh=True,
+    )
+    assert "was not changed" not in result.stderr
+
+
 def test_late_errors_name_cells(notebook, remote):
     *_, late, waited = notebook(
         "def pick(t, i):\n    return t[i]",  # before the import
