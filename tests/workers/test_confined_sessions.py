@@ -161,9 +161,9 @@ def warnings(process):
     return [line for line in process.log.read_text().splitlines() if "] warning: " in line]
 
 
-def test_a_session_that_could_not_be_confined_warns(serve):
+def test_a_worker_whose_sessions_cannot_be_confined_warns_once(serve):
     url, process = serve(before=refuse_landlock, TORCH_REMOTE_WORKER_LOG="info")
-    with client(url):
+    with client(url), client(url):
         (warning,) = warnings(process)
     assert "confined: " in warning and "not active: files: this kernel has no Landlock" in warning
     # A part that an option switches off is no reason for a warning.

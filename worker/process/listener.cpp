@@ -225,7 +225,7 @@ Status Listener::open() {
   sigaddset(&blocked, SIGCHLD);
   sigprocmask(SIG_BLOCK, &blocked, &waiting_);
   sigdelset(&waiting_, SIGCHLD);
-  spdlog::info("sessions are confined: {}", trial_.confined);
+  spdlog::log(trial_.failed ? spdlog::level::warn : spdlog::level::info, "sessions are confined: {}", trial_.confined);
   const std::string limit =
       server_.memory_limit ? std::to_string(server_.memory_limit >> 20) + " MiB" : std::string("all memory");
   spdlog::info("sessions are limited: {} at once (--max-sessions), {} for the tensors of each (--memory-limit)",
@@ -378,6 +378,7 @@ size_t Listener::next_device() const {
 Status Listener::start(const SessionStart& start, pid_t* pid) const {
   SessionStart its = start;
   its.libraries = trial_.libraries;
+  its.has_warned = trial_.failed;
   its.status = status_ ? status_->descriptor() : -1;
   return start_session(its, options_.command, waiting_, options_.sandbox.processes, pid);
 }

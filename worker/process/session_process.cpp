@@ -92,6 +92,7 @@ Status write_file(const SessionStart& start, int* descriptor) {
   writer.raw(&start.client_hello, sizeof(start.client_hello));
   writer.text(start.token);
   writer.text(start.refusal.substr(0, kMostText));
+  writer.number(start.has_warned);
   writer.number(start.libraries.size());
   for (const std::string& folder : start.libraries) writer.text(folder);
   const std::string& bytes = writer.bytes();
@@ -229,6 +230,7 @@ Status read_session(int descriptor, SessionStart* start) {
   reader.raw(&start->client_hello, sizeof(start->client_hello));
   start->token = reader.text();
   start->refusal = reader.text();
+  start->has_warned = reader.number() != 0;
   const uint64_t folders = reader.number();
   for (uint64_t i = 0; i < folders && !reader.done(); ++i) start->libraries.push_back(reader.text());
   explicit_bzero(bytes.data(), bytes.size());
@@ -247,13 +249,14 @@ Status serve_session(SessionStart start, ListenOptions options, ServerOptions se
   }
   SandboxOptions sandbox = options.sandbox;
   std::ranges::copy(start.libraries, std::back_inserter(sandbox.readable));
-  const auto confine = [&options, sandbox = std::move(sandbox), listener = getppid()] {
+  const auto confine = [&options, sandbox = std::move(sandbox), listener = getppid(), has_warned = start.has_warned] {
     forget(&options.token);
     overwrite_freed(false);
     SandboxReport report;
     Status status = enter_sandbox(sandbox, &report);
     exit_with_listener(listener);  // A change of user resets it.
-    spdlog::log(report.failed ? spdlog::level::warn : spdlog::level::debug, "confined: {}", report.text());
+    const bool warns = report.failed && !has_warned;
+    spdlog::log(warns ? spdlog::level::warn : spdlog::level::debug, "confined: {}", report.text());
     return status;
   };
   options.load = [confine, load = options.load](ServerOptions* its) {

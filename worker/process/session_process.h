@@ -26,6 +26,7 @@ struct SessionStart {
   std::string token;
   std::string refusal;                 // The reason to refuse a client on a Unix socket; empty: the client is admitted.
   std::vector<std::string> libraries;  // Folders that the session may read.
+  bool has_warned = false;             // The listener has warned that protections of sessions could not be set up.
 };
 
 // Starts `command` (of ListenOptions) with the option that makes it a session. The descriptors of `start` still belong

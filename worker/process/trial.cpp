@@ -48,6 +48,7 @@ Status try_all(const ListenOptions& options, const ServerOptions& server, TrialR
   SandboxReport report;
   if (status = enter_sandbox(sandbox, &report); !status.ok()) return status;
   found->confined = report.text();
+  found->failed = report.failed;
   if (!options.sandbox.user.empty() && access(its.plugin.c_str(), R_OK) != 0) {
     return system_error("the user '" + options.sandbox.user + "' of --session-user cannot read " + its.plugin);
   }
@@ -69,10 +70,10 @@ Status run_trial(const ListenOptions& options, const ServerOptions& server, Tria
     } catch (const std::exception& error) {
       status = Status::internal(std::string("remote: ") + error.what());
     }
-    // Sends the error, or these lines: an empty one, the sandbox, folders.
+    // Sends the error, or these lines: an empty one, whether a protection failed, the sandbox, folders.
     std::string text = status.message();
     if (status.ok()) {
-      text = '\n' + found->confined;
+      text = std::string(found->failed ? "\n1\n" : "\n0\n") + found->confined;
       for (const std::string& folder : found->libraries) text += '\n' + folder;
     }
     (void)!write(ends[1], text.data(), text.size());
@@ -95,6 +96,9 @@ Status run_trial(const ListenOptions& options, const ServerOptions& server, Tria
   if (!message.starts_with('\n')) return {ErrorCode::kUnsupported, message};
   std::istringstream lines(message);
   lines.ignore();
+  std::string failed;
+  std::getline(lines, failed);
+  found->failed = failed == "1";
   std::getline(lines, found->confined);
   for (std::string folder; std::getline(lines, folder);) found->libraries.push_back(folder);
   return {};

@@ -14,6 +14,7 @@ namespace torch_remote::worker {
 struct TrialRun {
   std::vector<std::string> libraries;  // Folders of the libraries that sessions need.
   std::string confined;                // Describes the sandbox of sessions (worker/sandbox/sandbox.h).
+  bool failed = false;                 // SandboxReport::failed
 };
 
 // Loads what sessions need, opens the GPUs, and enters the sandbox, in a process that then ends. So missing parts cause
