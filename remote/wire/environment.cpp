@@ -46,7 +46,7 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
     {"TORCH_REMOTE_INTEGRATIONS", "",
      "`1` (default), `0`, or the bridges to libraries to leave out: `-lightning,-dlpack` "
      "([integrations.md](integrations.md))"},
-    {"TORCH_REMOTE_DUMP", "", "folder for the graph of each new program after every pass"},
+    {"TORCH_REMOTE_DUMP", "", "folder for the graph of each new program before the first pass and after every pass"},
     {"TORCH_REMOTE_VERIFY", "0|1", "verify the graph between passes"},
     {"TORCH_REMOTE_FUSION", "1|0", "ops that one kernel can compute are grouped ([fusion.md](fusion.md))"},
     {"TORCH_REMOTE_PASSES", "",
