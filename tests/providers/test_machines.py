@@ -97,6 +97,12 @@ def test_numbers_of_bytes(text, count):
     assert bytes_of(text) == count
 
 
+@pytest.mark.parametrize("size", ["much", 1e9, 0, "0G"])
+def test_sizes_that_are_no_numbers_of_bytes(size):
+    with pytest.raises(MachineError, match="write 8G, 500M or 1000000"):
+        bytes_of(size)
+
+
 def test_providers_that_there_are_not(remote):
     with pytest.raises(MachineError, match=r"no provider 'shh'; did you mean 'ssh'.*Known are.*local"):
         RemoteMachine("shh")

@@ -51,7 +51,7 @@ def bytes_of(text: int | str) -> int:
     if isinstance(text, int):
         number = text
     else:
-        match = re.fullmatch(r"(\d+)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+        match = re.fullmatch(r"(\d+)\s*([KMGT]?)(?:i?B)?", str(text).strip(), re.IGNORECASE)
         if match is None:
             raise MachineError(f"remote: {text!r} is not a number of bytes; write 8G, 500M or 1000000")
         number = int(match[1]) * _UNITS[match[2].upper()]
