@@ -179,6 +179,22 @@ def install(folder, name, source, entries):
     (info / "entry_points.txt").write_text(f"[torch_remote.providers]\n{entries}")
 
 
+def test_a_status_while_another_device_connects():
+    provider = local.Local()
+
+    class Worker:
+        pid = 7
+
+        def end(self):
+            provider._workers[1] = self  # what another thread does meanwhile
+            return None
+
+    provider._workers[0] = Worker()
+    assert provider.status().state == "running"
+    provider._workers.clear()
+    provider.stop()
+
+
 def test_a_device_by_what_it_computes_on(remote):
     """Users of libraries with "cuda" and "cpu" devices of one machine write it this way."""
     with RemoteMachine() as machine:

@@ -391,14 +391,15 @@ class Kubernetes(Provider):
         except _ApiError as error:
             return ProviderStatus("running", f"unknown: {error}")
         ends = []
-        for name in self._pods.values():
+        ours = list(self._pods.values())  # another thread may connect a device
+        for name in ours:
             if name not in pods:
                 ends.append(f"pod {name} is gone")
             elif pods[name].get("status", {}).get("phase") in ("Failed", "Succeeded"):
                 ends.append(f"pod {name} ended: {_end_of(pods[name])}")
         if ends:
             return ProviderStatus("lost", "; ".join(ends))
-        return ProviderStatus("running", ", ".join(sorted(self._pods.values())))
+        return ProviderStatus("running", ", ".join(sorted(ours)))
 
     def _log_of(self, pod: str) -> str:
         assert self._api is not None
@@ -416,7 +417,7 @@ class Kubernetes(Provider):
         except _ApiError as error:
             return f"{error}\n"
         text = "".join(self._log_of(pod["metadata"]["name"]) for _, pod in sorted(pods.items()))
-        text += "".join(f"connection: {one.error}\n" for one in self._forwarders.values() if one.error)
+        text += "".join(f"connection: {one.error}\n" for one in list(self._forwarders.values()) if one.error)
         return text[-_LOG_KEPT:]
 
     @classmethod

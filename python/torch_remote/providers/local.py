@@ -135,11 +135,12 @@ class Local(Provider):
         self._log.close()
 
     def status(self) -> ProviderStatus:
-        ends = [end for worker in self._workers.values() if (end := worker.end())]
+        workers = list(self._workers.values())  # another thread may connect a device
+        ends = [end for worker in workers if (end := worker.end())]
         if ends:
             return ProviderStatus("lost", "; ".join(ends))
-        pids = ", ".join(str(worker.pid) for worker in self._workers.values())
-        if not self._workers:
+        pids = ", ".join(str(worker.pid) for worker in workers)
+        if not workers:
             return ProviderStatus("stopped")
         return ProviderStatus("paused" if self._paused else "running", f"pid {pids}")
 
