@@ -149,6 +149,8 @@ def test_a_machine_is_checked_without_being_started(tmp_path):
         ("tcp://127.0.0.1:1?memory_limit=1G", "runs already, so memory_limit="),
         (f"tls://host:1?token_file={tmp_path}/none", "cannot read the token file"),
         ("modal://?gpu=T4&lifetime=0", "is not a number of seconds"),
+        ("modal://?cpu=two", "cpu='two' is not a number above 0"),
+        ("modal://?memory=4Gi", "memory='4Gi' is not an integer above 0"),
     ):
         with pytest.raises(MachineError, match=message):
             RemoteMachine(url).check()

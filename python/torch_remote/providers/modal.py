@@ -149,6 +149,8 @@ class Modal(Provider):
             raise MachineError(f"remote: Modal has no NVIDIA GPU of kind {spec.gpu}; it has {', '.join(_GPUS)}")
         _whole(spec.options, "lifetime", _MOST_LIFETIME, _MOST_LIFETIME)
         _whole(spec.options, "orphan_after", 300, _MOST_LIFETIME)
+        _amount(spec.options, "cpu", float)
+        _amount(spec.options, "memory", int)
 
     def start(self, spec: MachineSpec) -> Endpoint:
         self.check(spec)
@@ -200,8 +202,8 @@ class Modal(Provider):
                 idle_timeout=self._orphan,
                 gpu=self._gpu,
                 region=options.get("region"),
-                cpu=None if options.get("cpu") is None else float(options["cpu"]),
-                memory=None if options.get("memory") is None else int(options["memory"]),
+                cpu=_amount(options, "cpu", float),
+                memory=_amount(options, "memory", int),
                 encrypted_ports=[_PORT],
             )  # fmt: skip
             self._sandboxes.append(_Sandbox(sandbox))
@@ -310,6 +312,19 @@ class Modal(Provider):
                         )
                     )
         return found
+
+
+def _amount(options: Mapping[str, Any], name: str, kind: type[int] | type[float]) -> float | None:
+    value = options.get(name)
+    if value is None:
+        return None
+    try:
+        number = kind(value)
+    except (TypeError, ValueError, OverflowError):
+        number = 0
+    if not 0 < number < float("inf"):
+        raise MachineError(f"remote: {name}={value!r} is not {'an integer' if kind is int else 'a number'} above 0")
+    return number
 
 
 def _whole(options: Mapping[str, Any], name: str, default: int, most: int) -> int:

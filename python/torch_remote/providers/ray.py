@@ -179,7 +179,11 @@ class Ray(Provider):
                 + (f" (its GPUs: {', '.join(kinds)})" if kinds else "")
                 + "; request less, or give wait=SECONDS if the cluster grows automatically"
             )
-        limit = None if options.get("wait") is None else time.monotonic() + float(options["wait"])
+        try:
+            limit = None if options.get("wait") is None else time.monotonic() + float(options["wait"])
+            max_restarts = int(options.get("max_restarts", 3))
+        except (TypeError, ValueError) as error:
+            raise MachineError("remote: wait is a number of seconds, and max_restarts an integer") from error
         self._group = ray.util.placement_group(
             [wanted] * spec.gpu_count, strategy=str(options.get("strategy") or "PACK")
         )
@@ -202,7 +206,7 @@ class Ray(Provider):
                     num_gpus=wanted.get("GPU", 0),
                     resources=others,
                     scheduling_strategy=strategy,
-                    max_restarts=int(options.get("max_restarts", 3)),
+                    max_restarts=max_restarts,
                     name=f"torch-remote {spec.id} {index}",
                 ).remote(arguments, self._token, bool(spec.gpu))
             )
