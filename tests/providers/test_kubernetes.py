@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import torch_remote_cli.left_over
-from torch_remote import MachineError, RemoteMachine, WorkerLost
+from torch_remote import MachineError, RemoteMachine, WorkerLost, machines
 from torch_remote.providers import kubernetes_job, records
 from torch_remote.providers.kubernetes import Kubernetes
 from torch_remote.providers.provider import MachineSpec
@@ -272,8 +272,9 @@ def wait_for_job(cluster):
     ],
 )
 def test_clusters_that_let_nobody_in(place, cluster, options, message):
-    with pytest.raises(MachineError, match=message):
+    with pytest.raises(MachineError, match=message) as raised:
         RemoteMachine("kubernetes", **{**place.options(), **options}).start()
+    assert "may still run" not in str(raised.value) and machines() == []
 
 
 def test_rights_that_are_missing_are_named_and_nothing_is_left(place, cluster):

@@ -227,8 +227,13 @@ class Kubernetes(Provider):
 
         def create() -> None:
             try:
-                made = json.loads(api.call("POST", jobs, job, fieldValidation="Strict"))
-                api.call("POST", those, secret(spec, self._token, made))
+                try:
+                    answer = api.call("POST", jobs, job, fieldValidation="Strict")
+                except _ApiError as error:
+                    if _created_nothing(error):
+                        self._job = ""
+                    raise
+                api.call("POST", those, secret(spec, self._token, json.loads(answer)))
             except Exception as error:
                 failed.append(error)
             finally:
@@ -437,6 +442,13 @@ class Kubernetes(Provider):
                 )
         finally:
             api.close()
+
+
+def _created_nothing(error: _ApiError) -> bool:
+    """Whether a request to create something had certainly no effect: it was refused, or there was no connection."""
+    from urllib3.exceptions import ConnectTimeoutError, NewConnectionError  # a dependency of Kubernetes' client
+
+    return 400 <= error.status < 500 or isinstance(error.__cause__, (ConnectTimeoutError, NewConnectionError))
 
 
 def _delete(api: _Api, job: str) -> None:
