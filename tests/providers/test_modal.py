@@ -148,5 +148,5 @@ def test_a_leftover_that_cannot_be_stopped_is_reported(place, monkeypatch):
 
         with monkeypatch.context() as patch:
             patch.setattr(fake_modal.Sandbox, "terminate", fail)
-            with pytest.raises(MachineError, match="Modal cannot stop sandbox sb-.*: no connection"):
+            with pytest.raises(MachineError, match=r"Modal cannot stop sandbox sb-.*: no connection"):
                 left.remove()
