@@ -29,12 +29,12 @@ namespace torch_remote::codegen::gpu {
 namespace {
 
 // We write PTX that all drivers since CUDA 12.0 accept. Code for a processor also runs on later ones, and this LLVM
-// knows none after 90.
+// knows none after 90. On sm_75, LLVM computes conversions to and from bf16 with integers.
 struct Target {
   uint32_t sm;
   const char* processor;
 };
-constexpr Target kTargets[] = {{80, "sm_80"}, {90, "sm_90"}, {100, "sm_90"}};
+constexpr Target kTargets[] = {{75, "sm_75"}, {80, "sm_80"}, {90, "sm_90"}, {100, "sm_90"}};
 constexpr const char* kPtxVersion = "+ptx80";
 constexpr const char* kTriple = "nvptx64-nvidia-cuda";
 
@@ -93,7 +93,8 @@ class Compiler {
                  Recipe* recipe) {
     llvm::TargetMachine* const made_for = machine(target);
     if (made_for == nullptr) {
-      return {ErrorCode::kUnsupported, "gpu: no target sm_" + std::to_string(target.sm) + "; there are 80, 90 and 100"};
+      return {ErrorCode::kUnsupported,
+              "gpu: no target sm_" + std::to_string(target.sm) + "; there are 75, 80, 90 and 100"};
     }
     Stopwatch watch;
     Kernel expanded = kernel;

@@ -19,7 +19,7 @@ class Module;
 namespace torch_remote::codegen::gpu {
 
 struct GpuTarget {
-  uint32_t sm = 90;  // compute capability: 80, 90 or 100
+  uint32_t sm = 90;  // compute capability: 75, 80, 90 or 100
 };
 
 // Processor time that the steps of a compilation took, in milliseconds.

@@ -22,6 +22,11 @@ constexpr Named kResults[] = {
     {Result::kInvalidDevice, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
     {Result::kInvalidImage, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
     {Result::kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {Result::kNoBinaryForGpu, "CUDA_ERROR_NO_BINARY_FOR_GPU",
+     "no kernel image is available for execution on the device"},
+    {Result::kInvalidPtx, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed"},
+    {Result::kUnsupportedPtxVersion, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
+     "the provided PTX was compiled with an unsupported toolchain."},
     {Result::kAlreadyMapped, "CUDA_ERROR_ALREADY_MAPPED", "resource already mapped"},
     {Result::kPeerAccessUnsupported, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED",
      "peer access is not supported between these two devices"},
@@ -81,7 +86,9 @@ Result init(unsigned flags) {
 }
 
 Result driver_get_version(int* version) {
-  *version = kDriverVersion;
+  Call call("cuDriverGetVersion");
+  if (call.machine == nullptr) return call.error;
+  *version = call.machine->options.driver;
   return Result::kSuccess;
 }
 
@@ -151,10 +158,10 @@ Result device_get_attribute(int* value, DeviceAttribute attribute, DeviceNumber 
       *value = 1;
       return Result::kSuccess;
     case DeviceAttribute::kMajor:
-      *value = 9;
+      *value = static_cast<int>(call.machine->options.sm / 10);
       return Result::kSuccess;
     case DeviceAttribute::kMinor:
-      *value = 0;
+      *value = static_cast<int>(call.machine->options.sm % 10);
       return Result::kSuccess;
     case DeviceAttribute::kMaxSharedPerBlockOptin:
       *value = 227 << 10;

@@ -18,7 +18,8 @@
 // handles and streams of another context are errors. The default stream is refused, because it waits for all others.
 //
 // A module's image is LLVM bitcode for NVPTX in LLVM's bitcode wrapper (which states its length), or null-terminated
-// LLVM IR text.
+// LLVM IR text. It may follow the header of a machine code file or of a PTX file (image_rules.h). Then the driver
+// checks the header and returns the errors that a real driver of its version returns.
 namespace torch_remote::worker::cuda::emulated {
 
 struct Machine;
@@ -33,6 +34,8 @@ struct Options {
   // kRefused: it cannot open the memory. kGarbled: it finds other bytes, as with a wrongly configured bus between GPUs.
   enum class PeerAccess { kReadable, kRefused, kGarbled } peer_access = PeerAccess::kReadable;
   int processors = 4;
+  int driver = kDriverVersion;  // its version: 12040 is CUDA 12.4
+  uint32_t sm = 90;             // compute capability of the devices
 };
 
 // Wraps LLVM bitcode as a module image.

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "tests/emulated_gpu/fixture.h"
+#include "tests/emulated_gpu/image_rules.h"
 
 // Tests of contexts, memory, streams, events and kernels. graphs_test.cpp tests graphs.
 namespace torch_remote::worker::cuda::emulated {
@@ -336,6 +337,47 @@ TEST_F(EmulatedDriverTest, ModulesAreChecked) {
   EXPECT_OK(d.module_unload(module));
   EXPECT_EQ(d.module_unload(module), Result::kInvalidHandle);
   EXPECT_EQ(launch(function, scale, 1, 1, first), Result::kInvalidHandle);
+}
+
+// The driver's version decides which machine code and PTX it loads.
+TEST_F(EmulatedDriverTest, ImagesAreCheckedAsByADriverOfThisVersion) {
+  struct Expectation {
+    int driver;
+    uint32_t sm;
+    std::vector<uint8_t> image;
+    Result result;
+  };
+  const size_t bytes = std::strlen(kStepKernel) + 1;
+  const auto elf = [&](uint32_t sm, int abi) { return make_elf(sm, abi, kStepKernel, bytes); };
+  const auto ptx = [](uint32_t sm, int version) {
+    const std::string text = make_ptx(sm, version, kStepKernel);
+    return std::vector<uint8_t>(text.c_str(), text.c_str() + text.size() + 1);
+  };
+  const Expectation expectations[] = {
+      {12000, 90, elf(90, 7), Result::kSuccess},        {12000, 86, elf(80, 7), Result::kSuccess},
+      {12000, 90, elf(80, 7), Result::kNoBinaryForGpu}, {12000, 80, elf(86, 7), Result::kNoBinaryForGpu},
+      {12000, 90, elf(90, 8), Result::kInvalidImage},   {12090, 90, elf(90, 8), Result::kInvalidImage},
+      {13000, 90, elf(90, 8), Result::kSuccess},        {12080, 100, elf(100, 8), Result::kSuccess},
+      {12000, 90, ptx(80, 80), Result::kSuccess},       {12000, 90, ptx(80, 81), Result::kUnsupportedPtxVersion},
+      {12040, 90, ptx(80, 84), Result::kSuccess},       {12040, 90, ptx(80, 85), Result::kUnsupportedPtxVersion},
+      {12060, 90, ptx(80, 85), Result::kSuccess},       {13000, 90, ptx(80, 90), Result::kSuccess},
+      {12000, 80, ptx(90, 80), Result::kInvalidPtx},
+  };
+  for (const Expectation& e : expectations) {
+    start({.driver = e.driver, .sm = e.sm});
+    int version = 0;
+    EXPECT_OK(d.driver_get_version(&version));
+    EXPECT_EQ(version, e.driver);
+    Module module = nullptr;
+    char log[200] = {};
+    JitOption options[] = {JitOption::kErrorLog, JitOption::kErrorLogBytes};
+    void* values[] = {log, reinterpret_cast<void*>(sizeof(log))};
+    EXPECT_EQ(d.module_load_data_ex(&module, e.image.data(), 2, options, values), e.result)
+        << "driver " << e.driver << ", sm_" << e.sm << ": " << log;
+    if (e.result == Result::kUnsupportedPtxVersion) {
+      EXPECT_NE(std::string(log).find("Unsupported .version"), std::string::npos) << log;
+    }
+  }
 }
 
 TEST_F(EmulatedDriverTest, CopiesBetweenDevices) {

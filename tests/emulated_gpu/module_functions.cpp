@@ -2,6 +2,7 @@
 #include <cctype>
 #include <cstring>
 
+#include "tests/emulated_gpu/image_rules.h"
 #include "tests/emulated_gpu/machine.h"
 
 // Modules and launches.
@@ -35,11 +36,18 @@ Result module_load_data_ex(Module* handle, const void* image, unsigned count, Ji
   Call call("cuModuleLoadDataEx");
   if (!call.ready() || !call.may_synchronize()) return call.error;
   if (image == nullptr) return Result::kInvalidValue;
+  const ImageFacts facts = read_image(image);
+  if (facts.kind != ImageFacts::Kind::kOther) {
+    std::string log;
+    const Result result = check_image(facts, call.machine->options.driver, call.machine->options.sm, &log);
+    tell(log, count, options, values);
+    if (result != Result::kSuccess) return result;
+  }
   Wrapper wrapper;
-  const auto* bytes = static_cast<const char*>(image);
+  const auto* bytes = static_cast<const char*>(image) + facts.body;
   std::string_view ir;
-  if (std::memcmp(image, &wrapper.magic, sizeof(wrapper.magic)) == 0) {
-    std::memcpy(&wrapper, image, sizeof(wrapper));
+  if (std::memcmp(bytes, &wrapper.magic, sizeof(wrapper.magic)) == 0) {
+    std::memcpy(&wrapper, bytes, sizeof(wrapper));
     ir = {bytes + wrapper.offset, wrapper.size};
   } else if (bytes[0] == ';' || std::isspace(bytes[0]) != 0 || std::isalpha(bytes[0]) != 0) {
     ir = bytes;

@@ -74,7 +74,7 @@ TEST_F(ProbeTest, FindsWhatIsThere) {
   EXPECT_TRUE(found.is_complete()) << to_probed(found).text;
   ASSERT_EQ(found.gpus.size(), 2U);
   EXPECT_EQ(found.gpus[1].number, 1);
-  EXPECT_GE(found.gpus[1].sm, 80U);
+  EXPECT_EQ(found.gpus[1].sm, 90U);
   EXPECT_GT(found.gpus[1].free_memory, 0U);
   EXPECT_LE(found.gpus[1].free_memory, found.gpus[1].all_memory);
   EXPECT_FALSE(found.gpus[1].name.empty());
@@ -124,7 +124,7 @@ TEST_F(ProbeTest, NcclIsNamedButNotMissed) {
 TEST_F(ProbeTest, AGpuThatCannotBeUsedSaysWhy) {
   emulated::EmulatedDriver machine({.devices = 2});
   ProbeSource source = in_software(machine);
-  // The driver reports compute capability 7 for the first GPU.
+  // The driver reports compute capability 7.0 for the first GPU.
   static Result (*attribute)(int*, DeviceAttribute, DeviceNumber) = nullptr;
   attribute = machine.driver().device_get_attribute;
   source.driver = [&machine](Driver* driver) {
@@ -137,7 +137,7 @@ TEST_F(ProbeTest, AGpuThatCannotBeUsedSaysWhy) {
     return to_status(*driver, driver->init(0), "cuInit");
   };
   const Probe found = probe(source, {}, codegen);
-  EXPECT_NE(found.gpus[0].missing.find("is too old; the worker needs sm_80"), std::string::npos)
+  EXPECT_NE(found.gpus[0].missing.find("is too old; the worker needs sm_75"), std::string::npos)
       << to_probed(found).text;
   EXPECT_TRUE(found.gpus[1].missing.empty()) << to_probed(found).text;
   EXPECT_TRUE(found.has_gpu());
@@ -147,7 +147,7 @@ TEST_F(ProbeTest, AGpuThatCannotBeUsedSaysWhy) {
 TEST_F(ProbeTest, WithoutADriverLibrariesAreLookedAtAllTheSame) {
   ProbeSource source = nvidia();
   source.driver = [this](Driver* driver) { return open_driver(folder / "libcuda.so.1", driver); };
-  fs::copy_file(std::getenv("NVJITLINK"), folder / "libnvJitLink.so.13", fs::copy_options::overwrite_existing);
+  fs::copy_file(std::getenv("NVJITLINK"), folder / "libnvJitLink.so.12", fs::copy_options::overwrite_existing);
   fs::copy_file("tests/emulated_gpu/libfake_driver.so", folder / "libcublasLt.so.13",
                 fs::copy_options::overwrite_existing);
   const Probe found = probe(source, {.folder = folder}, folder / "none.so");
@@ -156,8 +156,8 @@ TEST_F(ProbeTest, WithoutADriverLibrariesAreLookedAtAllTheSame) {
   EXPECT_NE(found.parts[0].missing.find("there is no driver"), std::string::npos) << to_probed(found).text;
   EXPECT_NE(found.parts[0].fix.find("nvidia-driver"), std::string::npos) << to_probed(found).text;
   const ProbedPart& assembler = part(found, "nvJitLink");
-  EXPECT_EQ(assembler.path, folder / "libnvJitLink.so.13") << to_probed(found).text;
-  EXPECT_TRUE(assembler.version.starts_with("13.")) << assembler.version;
+  EXPECT_EQ(assembler.path, folder / "libnvJitLink.so.12") << to_probed(found).text;
+  EXPECT_TRUE(assembler.version.starts_with("12.")) << assembler.version;
   EXPECT_NE(part(found, "cuBLASLt").missing.find("has no cublasLt"), std::string::npos) << to_probed(found).text;
   EXPECT_FALSE(part(found, "cuDNN").missing.empty());
   EXPECT_NE(part(found, "compiler").missing.find("none.so"), std::string::npos);

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "codegen/gpu/assemble.h"
 #include "codegen/library/codegen_api.h"
@@ -51,7 +52,7 @@ Status compile_with(const tr_codegen_api& api, std::string_view text, uint32_t s
 }
 
 // Code for one compute capability runs on all later ones.
-uint32_t target_of(uint32_t sm) { return sm >= 100 ? 100 : sm >= 90 ? 90 : 80; }
+uint32_t target_of(uint32_t sm) { return sm >= 100 ? 100 : sm >= 90 ? 90 : sm >= 80 ? 80 : 75; }
 
 // Identifies a build of the library by its file, as another build generates other code.
 std::string version_of(const std::string& path) {
@@ -71,18 +72,27 @@ class GpuCompiler {
     std::call_once(once_, [this] { api_ = open_library(path_, &status_); });
     if (api_ == nullptr) return status_;
     Status status = compile_with(*api_, text, target_of(sm), compiled);
-    if (status.ok() && assembler_) assemble(sm, compiled);
+    if (status.ok() && assembler_) use_machine_code(sm, compiled);
+    return status;
+  }
+
+  // Needs an assembler.
+  Status assemble(std::string_view ptx, uint32_t sm, std::vector<uint8_t>* cubin) const {
+    codegen::gpu::GpuCode code;
+    code.ptx = ptx;
+    Status status = assembler_->assemble(sm, &code);
+    if (status.ok()) *cubin = std::move(code.cubin);
     return status;
   }
 
  private:
   // If nvJitLink fails, the image stays PTX, which the driver compiles.
-  void assemble(uint32_t sm, CompiledKernel* compiled) {
-    codegen::gpu::GpuCode code;
-    code.ptx.assign(compiled->image.begin(), compiled->image.end() - 1);
-    const Status status = assembler_->assemble(sm, &code);
+  void use_machine_code(uint32_t sm, CompiledKernel* compiled) {
+    std::vector<uint8_t> cubin;
+    const std::string_view ptx(reinterpret_cast<const char*>(compiled->image.data()), compiled->image.size() - 1);
+    const Status status = assemble(ptx, sm, &cubin);
     if (status.ok()) {
-      compiled->image = std::move(code.cubin);
+      compiled->ptx = std::exchange(compiled->image, std::move(cubin));
     } else {
       std::call_once(warned_, [&] { warn_(status.message() + "; the driver makes machine code of kernels"); });
     }
@@ -110,9 +120,15 @@ Status open_gpu_compiler(const std::string& path, const LibrarySearchPath& searc
   if (status.ok()) status = codegen::gpu::Assembler::open(library.path, &assembler);
   if (!status.ok()) warn(status.message() + ". Until then the driver makes machine code of kernels, in each session");
   options->version += status.ok() ? "\ncubin " + version_of(library.path) : "\nptx";
+  const bool assembles = assembler != nullptr;
   const auto compiler = std::make_shared<GpuCompiler>(path, std::move(assembler), warn);
+  options->warn = warn;
   options->compile = [compiler](std::string_view text, uint32_t sm, CompiledKernel* compiled) {
     return compiler->compile(text, sm, compiled);
+  };
+  if (!assembles) return {};
+  options->assemble = [compiler](std::string_view ptx, uint32_t sm, std::vector<uint8_t>* cubin) {
+    return compiler->assemble(ptx, sm, cubin);
   };
   return {};
 }

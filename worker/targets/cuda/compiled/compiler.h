@@ -11,7 +11,7 @@ namespace torch_remote::worker::cuda {
 
 inline constexpr Library kNvJitLink = {"nvJitLink", "libnvJitLink.so", "nvidia-nvjitlink", "nvjitlink"};
 
-// Fills in `compile` and `version`. Kernels are compiled to PTX by the library at `path`
+// Fills in `compile`, `assemble`, `warn` and `version`. Kernels are compiled to PTX by the library at `path`
 // (codegen/library/codegen_api.h), which is opened for the first kernel. NVIDIA's nvJitLink makes machine code of the
 // PTX. If it is not found, the driver compiles the PTX at each load, and `warn` is called with a sentence about that.
 // Returns an error if the file `path` does not exist.

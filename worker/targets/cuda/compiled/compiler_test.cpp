@@ -36,8 +36,10 @@ TEST(GpuCompiler, MakesPtxAndARecipe) {
   ASSERT_EQ(messages.lines.size(), 1u);
   EXPECT_NE(messages.lines[0].find("pip install nvidia-nvjitlink"), std::string::npos) << messages.lines[0];
   EXPECT_TRUE(options.version.ends_with("\nptx")) << options.version;
+  EXPECT_EQ(options.assemble, nullptr);
   const Compile& compile = options.compile;
-  for (const auto& [sm, target] : {std::pair(80u, "sm_80"), {86, "sm_80"}, {90, "sm_90"}, {120, "sm_90"}}) {
+  for (const auto& [sm, target] :
+       {std::pair(75u, "sm_75"), {80, "sm_80"}, {86, "sm_80"}, {90, "sm_90"}, {120, "sm_90"}}) {
     CompiledKernel kernel;
     const Status status = compile(kSum, sm, &kernel);
     ASSERT_TRUE(status.ok()) << status.message();
@@ -58,7 +60,7 @@ TEST(GpuCompiler, MakesMachineCodeWhereNvJitLinkIs) {
   ASSERT_TRUE(open_gpu_compiler(kLibrary, search_path, messages.warn, &options).ok());
   EXPECT_EQ(messages.lines, std::vector<std::string>());
   EXPECT_NE(options.version.find("\ncubin "), std::string::npos) << options.version;
-  for (const uint32_t sm : {80u, 86u, 90u, 100u, 120u}) {
+  for (const uint32_t sm : {75u, 80u, 86u, 90u, 100u, 120u}) {
     CompiledKernel kernel;
     const Status status = options.compile(kSum, sm, &kernel);
     ASSERT_TRUE(status.ok()) << status.message();
@@ -68,6 +70,13 @@ TEST(GpuCompiler, MakesMachineCodeWhereNvJitLinkIs) {
               "ELF")
         << sm;
     EXPECT_EQ(kernel.recipe.totals.size(), 1u);
+    // For a driver that refuses the machine code.
+    EXPECT_EQ(kernel.ptx.back(), 0);
+    std::vector<uint8_t> again;
+    const std::string ptx(kernel.ptx.begin(), kernel.ptx.end() - 1);
+    EXPECT_NE(ptx.find(".version 8.0\n"), std::string::npos) << sm;
+    EXPECT_TRUE(options.assemble(ptx, sm, &again).ok());
+    EXPECT_EQ(again, kernel.image) << sm;
   }
   EXPECT_EQ(messages.lines, std::vector<std::string>());
   // For a GPU that nvJitLink does not know, the image stays PTX, with one message.

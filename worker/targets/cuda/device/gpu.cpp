@@ -5,7 +5,7 @@
 namespace torch_remote::worker::cuda {
 namespace {
 
-constexpr uint32_t kOldest = 80;  // sm_80: the oldest GPU for which kernels are compiled.
+constexpr uint32_t kOldest = 75;  // sm_75: the oldest GPU for which kernels are compiled.
 
 class PoolSource final : public SegmentSource {
  public:
@@ -88,7 +88,7 @@ Status Gpu::open_device(int ordinal) {
   multiprocessors_ = static_cast<uint32_t>(multiprocessors);
   if (sm_ < kOldest || pools == 0) {
     return {ErrorCode::kUnsupported, "cuda: " + name_ + " (sm_" + std::to_string(sm_) +
-                                         ") is too old; the worker needs sm_80 (A100) or later, and memory pools"};
+                                         ") is too old; the worker needs sm_75 (T4) or later, and memory pools"};
   }
   return to_status(driver_, driver_.primary_ctx_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
 }

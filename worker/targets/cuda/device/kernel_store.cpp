@@ -5,6 +5,8 @@
 #include <span>
 #include <utility>
 
+#include "worker/targets/cuda/device/load_module.h"
+
 namespace torch_remote::worker::cuda {
 namespace {
 
@@ -151,22 +153,38 @@ Status KernelStore::get(Request& request, const LoadedKernel** loaded) {
     request.status = load(request, &request.kernel);
     request.loaded = request.status.ok();
     request.compiled.image = {};
+    request.compiled.ptx = {};
   }
   *loaded = &request.kernel;
   return request.status;
 }
 
-Status KernelStore::load(const Request& request, LoadedKernel* kernel) const {
+// Loads the image. If the driver refuses the assembler's machine code, the driver translates the PTX instead, and the
+// disk cache gets the PTX.
+Status KernelStore::load_image(Request& request, Module* module) {
+  bool refused = false;
+  const Status status = load_module(gpu_->driver(), request.compiled.image.data(), module, &refused);
+  if (!refused || !options_.assemble) return status;
+  if (request.compiled.ptx.empty()) {  // The image is from the disk cache.
+    make(request);
+    if (!request.status.ok()) return std::exchange(request.status, {});
+    if (request.compiled.ptx.empty())
+      return load_module(gpu_->driver(), request.compiled.image.data(), module, &refused);
+  }
+  if (!warned_ && options_.warn) {
+    options_.warn(status.message() + ". The driver therefore translates kernels itself; a later driver avoids this");
+  }
+  warned_ = true;
+  request.compiled.image = std::exchange(request.compiled.ptx, {});
+  files_.write(request.text, encode(request.compiled));
+  return load_module(gpu_->driver(), request.compiled.image.data(), module, &refused);
+}
+
+Status KernelStore::load(Request& request, LoadedKernel* kernel) {
   const Driver& driver = gpu_->driver();
   const ContextGuard current(*gpu_);
-  std::vector<char> log(4096);
-  JitOption options[] = {JitOption::kErrorLog, JitOption::kErrorLogBytes};
-  // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver wants the size in a pointer's place
-  void* values[] = {log.data(), reinterpret_cast<void*>(log.size())};
-  Status status =
-      to_status(driver, driver.module_load_data_ex(&kernel->module, request.compiled.image.data(), 2, options, values),
-                "cuModuleLoadDataEx");
-  if (!status.ok()) return {status.code(), status.message() + " " + log.data()};
+  Status status = load_image(request, &kernel->module);
+  if (!status.ok()) return status;
   for (const Name name : functions_of(request.compiled.recipe)) {
     status = to_status(driver,
                        driver.module_get_function(&kernel->functions[static_cast<size_t>(name)], kernel->module,
@@ -186,6 +204,48 @@ Status KernelStore::load(const Request& request, LoadedKernel* kernel) const {
     if (kind == ParameterKind::kFailure) kernel->failure = i;
   }
   return {};
+}
+
+// The disk cache has the machine code under the text of the PTX.
+Status KernelStore::assemble(std::string_view ptx, std::vector<uint8_t>* cubin) {
+  if (!options_.assemble) return {ErrorCode::kUnsupported, "cuda: there is no nvJitLink"};
+  const std::string text = "ptx\n" + std::string(ptx);
+  if (files_.read(text, cubin)) return {};
+  Status status = options_.assemble(ptx, gpu_->sm(), cubin);
+  if (status.ok()) files_.write(text, *cubin);
+  return status;
+}
+
+Status KernelStore::load(std::span<const uint8_t> code, std::span<const uint8_t> ptx, Module* module) {
+  const Driver& driver = gpu_->driver();
+  const ContextGuard current(*gpu_);
+  bool refused = true;
+  Status status;
+  std::string attempts;
+  const auto failed = [&](const char* what) {
+    attempts += (attempts.empty() ? "" : "; ") + std::string(what) + ": " + status.message();
+  };
+  if (!code.empty()) {
+    status = load_module(driver, code.data(), module, &refused);
+    if (status.ok() || !refused) return status;
+    failed("machine code");
+  }
+  if (!ptx.empty()) {
+    std::vector<uint8_t> cubin;
+    status = assemble({reinterpret_cast<const char*>(ptx.data()), ptx.size() - 1}, &cubin);
+    if (status.ok()) status = load_module(driver, cubin.data(), module, &refused);
+    if (status.ok() || !refused) return status;
+    failed("machine code of nvJitLink");
+    status = load_module(driver, ptx.data(), module, &refused);
+    if (status.ok() || status.code() != ErrorCode::kInternal) return status;
+    failed("PTX");
+  }
+  int version = 0;
+  (void)driver.driver_get_version(&version);
+  return {ErrorCode::kInternal, "remote: the driver (CUDA " + std::to_string(version / 1000) + "." +
+                                    std::to_string(version % 1000 / 10) + ") loads no kernels of the worker for " +
+                                    gpu_->name() + " (sm_" + std::to_string(gpu_->sm()) + ")" +
+                                    (attempts.empty() ? "" : ": " + attempts) + "; install a later driver"};
 }
 
 bool launch(Gpu& gpu, const LoadedKernel& kernel, const codegen::gpu::Call& call) {

@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -26,6 +27,7 @@ namespace torch_remote::worker::cuda {
 // The compiler's output for one kernel.
 struct CompiledKernel {
   std::vector<uint8_t> image;  // For cuModuleLoadDataEx: a cubin, or NUL-terminated PTX.
+  std::vector<uint8_t> ptx;    // The NUL-terminated PTX of a cubin; empty if `image` is PTX, or was read from disk.
   codegen::gpu::Recipe recipe;
 };
 
@@ -33,9 +35,14 @@ struct CompiledKernel {
 // Must be thread safe.
 using Compile = std::function<Status(std::string_view text, uint32_t sm, CompiledKernel* compiled)>;
 
+// Makes machine code for compute capability `sm` of PTX, which has no terminating NUL. Must be thread safe.
+using Assemble = std::function<Status(std::string_view ptx, uint32_t sm, std::vector<uint8_t>* cubin)>;
+
 struct KernelOptions {
   Compile compile;
-  std::string folder = {};     // The folder of the disk cache; empty: none.
+  Assemble assemble = {};                             // Empty: the driver translates PTX at each load.
+  std::function<void(const std::string&)> warn = {};  // Gets a sentence for the log; empty: it is dropped.
+  std::string folder = {};                            // The folder of the disk cache; empty: none.
   std::string version = {};    // Identifies the compiler and what makes machine code; part of the cache key.
   uint64_t limit = 256 << 20;  // Bytes of the disk cache.
   uint32_t threads = 0;        // The most compiler threads; 0: half of the machine's hardware threads, at least one.
@@ -71,18 +78,26 @@ class KernelStore {
   Status get(Request& request, const LoadedKernel** loaded);
   Status get(const codegen::Kernel& kernel, const LoadedKernel** loaded) { return get(*request(kernel), loaded); }
 
+  // Loads a module that the store did not compile; the caller unloads it. Tries machine code first, if `code` is not
+  // empty. If the driver refuses it, tries machine code that the assembler makes of `ptx` (NUL-terminated), from the
+  // disk cache if possible. As a last resort the driver translates `ptx`. An error names each attempt.
+  Status load(std::span<const uint8_t> code, std::span<const uint8_t> ptx, Module* module);
+
   // Number of kernels that were compiled, without those from the disk cache.
   uint64_t compiled() const { return compiled_.load(std::memory_order_relaxed); }
 
  private:
   void work();
   void make(Request& request);
-  Status load(const Request& request, LoadedKernel* kernel) const;
+  Status load(Request& request, LoadedKernel* kernel);
+  Status load_image(Request& request, Module* module);
+  Status assemble(std::string_view ptx, std::vector<uint8_t>* cubin);
 
   const std::shared_ptr<Gpu> gpu_;
   const KernelOptions options_;
   const kernels::KernelFiles files_;
   std::unordered_map<std::string, std::unique_ptr<Request>> all_;  // By kernel text.
+  bool warned_ = false;                                            // That the driver refuses machine code.
   std::atomic<uint64_t> compiled_ = 0;
   std::mutex mutex_;  // Guards the members below and the states of all requests.
   std::deque<Request*> queue_;

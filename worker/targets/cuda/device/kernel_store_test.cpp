@@ -5,12 +5,15 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <latch>
 
 #include "tests/emulated_gpu/compile.h"
 #include "tests/emulated_gpu/emulated_driver.h"
+#include "tests/emulated_gpu/fixture.h"
+#include "tests/emulated_gpu/image_rules.h"
 #include "worker/targets/cuda/device/copy_kernel.h"
 
 namespace torch_remote::worker::cuda {
@@ -20,6 +23,8 @@ namespace fs = std::filesystem;
 
 // The driver functions that fail instead of being called.
 bool load_fails = false, function_fails = false;
+
+const size_t kStepBytes = std::strlen(emulated::kStepKernel) + 1;
 
 class KernelStoreTest : public ::testing::Test {
  protected:
@@ -31,7 +36,12 @@ class KernelStoreTest : public ::testing::Test {
       ++compiles;
       return emulated::compile(text, sm, compiled);
     };
-    driver = std::make_unique<emulated::EmulatedDriver>(emulated::Options{});
+    open({});
+  }
+  void open(const emulated::Options& given) {
+    gpu = nullptr;
+    driver = nullptr;
+    driver = std::make_unique<emulated::EmulatedDriver>(given);
     static Driver working;
     working = driver->driver();
     Driver failing = working;
@@ -157,6 +167,78 @@ TEST_F(KernelStoreTest, WhatCouldNotBeLoadedIsLoadedAgain) {
     EXPECT_EQ(driver->leaks(), before);
   }
   EXPECT_EQ(compiles, 1);  // Later the kernel is on disk.
+}
+
+// A cubin stands for the output of an assembler that is later than the driver. LLVM bitcode stands for PTX.
+TEST_F(KernelStoreTest, DriverTranslatesPtxOfRefusedMachineCode) {
+  std::vector<std::string> warnings;
+  options.warn = [&](const std::string& text) { warnings.push_back(text); };
+  options.assemble = [](std::string_view, uint32_t, std::vector<uint8_t>*) { return Status::internal("unused"); };
+  options.compile = [this](std::string_view text, uint32_t sm, CompiledKernel* compiled) {
+    ++compiles;
+    Status status = emulated::compile(text, sm, compiled);
+    compiled->ptx = compiled->image;
+    compiled->image = emulated::make_elf(sm, 8, compiled->ptx.data(), compiled->ptx.size());
+    return status;
+  };
+  open({.driver = 13000});
+  {
+    KernelStore store(gpu, options);
+    EXPECT_TRUE(get(store, ir::DType::kFloat32).ok());
+    EXPECT_EQ(warnings.size(), 0u);
+  }
+  open({.driver = 12000});
+  for (int i = 0; i < 2; ++i) {
+    KernelStore store(gpu, options);
+    for (const ir::DType type : {ir::DType::kFloat32, ir::DType::kFloat64}) {
+      const Status status = get(store, type);
+      EXPECT_TRUE(status.ok()) << status.message();
+    }
+  }
+  EXPECT_EQ(compiles, 3);  // The second store finds the PTX on disk.
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings[0].find("CUDA_ERROR_INVALID_IMAGE"), std::string::npos) << warnings[0];
+}
+
+// Modules that the store did not compile, as machine code and as PTX.
+TEST_F(KernelStoreTest, LoadsTheFirstFormThatTheDriverAccepts) {
+  const auto elf = [](int abi) { return emulated::make_elf(90, abi, emulated::kStepKernel, kStepBytes); };
+  const std::vector<uint8_t> accepted = elf(7), refused = elf(8);
+  const std::string ptx = emulated::make_ptx(80, 80, emulated::kStepKernel);
+  const std::string later_ptx = emulated::make_ptx(80, 85, emulated::kStepKernel);
+  const auto bytes = [](const std::string& text) {
+    return std::span(reinterpret_cast<const uint8_t*>(text.c_str()), text.size() + 1);
+  };
+  int assembled = 0;
+  options.assemble = [&](std::string_view text, uint32_t sm, std::vector<uint8_t>* cubin) {
+    ++assembled;
+    EXPECT_EQ(text, ptx);
+    EXPECT_EQ(sm, 90u);
+    *cubin = accepted;
+    return Status();
+  };
+  const auto load = [&](std::span<const uint8_t> code, std::span<const uint8_t> text) {
+    KernelStore store(gpu, options);
+    Module module = nullptr;
+    Status status = store.load(code, text, &module);
+    const ContextGuard current(*gpu);
+    EXPECT_TRUE(!status.ok() || gpu->driver().module_unload(module) == Result::kSuccess);
+    return status;
+  };
+  EXPECT_TRUE(load(accepted, bytes(ptx)).ok());
+  EXPECT_EQ(assembled, 0);
+  EXPECT_TRUE(load(refused, bytes(ptx)).ok());
+  EXPECT_TRUE(load(refused, bytes(ptx)).ok());
+  EXPECT_TRUE(load({}, bytes(ptx)).ok());
+  EXPECT_EQ(assembled, 1) << "the machine code is not on disk";
+  options.assemble = nullptr;
+  EXPECT_TRUE(load(refused, bytes(ptx)).ok());
+  const std::string error = load(refused, bytes(later_ptx)).message();
+  for (const char* const part : {"the driver (CUDA 12.0)", "(sm_90)", "machine code: ", "CUDA_ERROR_INVALID_IMAGE",
+                                 "Unsupported .version 8.5", "install a later driver"}) {
+    EXPECT_NE(error.find(part), std::string::npos) << part << " is not in: " << error;
+  }
+  EXPECT_FALSE(load({}, {}).ok());
 }
 
 // The store can be destroyed while threads compile and while no one has waited for a kernel.

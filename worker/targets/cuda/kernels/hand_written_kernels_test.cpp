@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -8,6 +9,7 @@
 #include <sstream>
 #include <string>
 
+#include "tests/emulated_gpu/image_rules.h"
 #include "worker/targets/cuda/kernels/kernel_images.h"
 
 namespace torch_remote::worker::cuda {
@@ -63,7 +65,7 @@ TEST(WrittenKernels, AreAssembledWithoutSpills) {
       logs[sm] += line + "\n";
     }
   }
-  ASSERT_EQ(logs.size(), 3u);
+  ASSERT_EQ(logs.size(), 5u);
   std::printf("%-26s %8s %10s %6s %7s %7s %14s\n", "kernel", "", "registers", "stack", "spills", "shared",
               "blocks of 256");
   for (const auto& [processor, text] : logs) {
@@ -79,20 +81,40 @@ TEST(WrittenKernels, AreAssembledWithoutSpills) {
   }
 }
 
-TEST(WrittenKernels, HaveImagesForAllGpus) {
-  const KernelArchive all = hand_written_kernels();
+// The driver of CUDA 12.0 (525) is the oldest one that we support. Drivers know Blackwell since CUDA 12.8.
+TEST(WrittenKernels, AreMachineCodeThatTheOldestDriverLoads) {
+  for (size_t f = 0; f < kKernelFiles; ++f) {
+    for (const uint32_t sm : {75u, 80u, 86u, 89u, 90u, 100u, 103u, 120u, 121u}) {
+      const KernelArchive code = find_images(hand_written_kernels(), static_cast<KernelFile>(f), sm).code;
+      ASSERT_GT(code.size(), 64u) << f << " sm_" << sm;
+      EXPECT_EQ(code[7], sm < 100 ? 0x33 : 0x41) << "the OS ABI";
+      EXPECT_EQ(code[8], sm < 100 ? 7 : 8) << "the ABI's version";
+      std::string log;
+      for (const int driver : {sm < 100 ? 12000 : 12080, 12090, 13000}) {
+        EXPECT_EQ(emulated::check_image(emulated::read_image(code.data()), driver, sm, &log), Result::kSuccess)
+            << f << " sm_" << sm << " driver " << driver;
+      }
+    }
+  }
+}
+
+// The PTX serves GPUs without machine code, and drivers that refuse the machine code.
+TEST(WrittenKernels, ArePtxThatTheOldestDriverAssembles) {
   for (size_t f = 0; f < kKernelFiles; ++f) {
     const auto file = static_cast<KernelFile>(f);
-    const auto begins = [&](uint32_t sm) {
-      const KernelArchive image = find_image(all, file, sm);
-      return image.size() < 4 ? std::string() : std::string(image.begin() + 1, image.begin() + 4);
-    };
-    for (const uint32_t sm : {80u, 86u, 90u, 100u, 103u}) EXPECT_EQ(begins(sm), "ELF") << sm;
-    EXPECT_TRUE(find_image(all, file, 75).empty());
-    const KernelArchive later = find_image(all, file, 120);  // PTX, for the driver.
-    ASSERT_FALSE(later.empty());
-    EXPECT_NE(begins(120), "ELF");
-    EXPECT_EQ(later.back(), 0);
+    for (const uint32_t sm : {75u, 80u, 90u, 110u, 130u}) {
+      const KernelArchive ptx = find_images(hand_written_kernels(), file, sm).ptx;
+      ASSERT_FALSE(ptx.empty()) << f << " sm_" << sm;
+      EXPECT_EQ(ptx.back(), 0);
+      const emulated::ImageFacts facts = emulated::read_image(ptx.data());
+      EXPECT_EQ(facts.ptx_version, 80) << f;
+      EXPECT_EQ(facts.sm, std::min(sm, 80u)) << f;
+      std::string log;
+      EXPECT_EQ(emulated::check_image(facts, 12000, sm, &log), Result::kSuccess) << log;
+    }
+    const KernelImages none = find_images(hand_written_kernels(), file, 70);
+    EXPECT_TRUE(none.code.empty() && none.ptx.empty());
+    EXPECT_TRUE(find_images(hand_written_kernels(), file, 110).code.empty());
   }
 }
 

@@ -38,7 +38,8 @@ struct ArchiveHeader {
 struct ImageEntry {
   uint32_t file = 0;
   // Compute capability (90: 9.0). Machine code runs on GPUs of this major version with at least this minor version; PTX
-  // runs on GPUs with at least this compute capability. 0: runs on all (LLVM bitcode for the GPU emulator).
+  // runs on GPUs with at least this compute capability. 0: runs on all (LLVM bitcode for the GPU emulator). The entries
+  // of a file have increasing compute capabilities.
   uint32_t sm = 0;
   uint32_t is_ptx = 0;
   uint32_t unused = 0;
@@ -46,9 +47,15 @@ struct ImageEntry {
 };
 using KernelArchive = std::span<const uint8_t>;
 
-// The image for compute capability `sm`, as a part of `archive`: machine code or bitcode, or else PTX; empty if there
-// is none. If several images fit, it is the last one. The archive is trusted: its entries are not checked.
-KernelArchive find_image(KernelArchive archive, KernelFile file, uint32_t sm);
+// The images of a file for one GPU, as parts of the archive. An image that does not exist is empty.
+struct KernelImages {
+  KernelArchive code;  // Machine code, or bitcode for the GPU emulator.
+  KernelArchive ptx;   // With its terminating NUL.
+};
+
+// The images for compute capability `sm`: of those that fit, the ones for the latest compute capability. The archive is
+// trusted: its entries are not checked.
+KernelImages find_images(KernelArchive archive, KernelFile file, uint32_t sm);
 
 // The archive in the worker, which lives as long as the process.
 KernelArchive hand_written_kernels();

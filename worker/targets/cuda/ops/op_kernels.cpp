@@ -15,10 +15,8 @@ OpKernels::~OpKernels() {
 }
 
 Status OpKernels::load(KernelFile file, Module* module) {
-  const KernelArchive image = find_image(archive_, file, gpu().sm());
-  if (image.empty()) return {ErrorCode::kInternal, "remote: the worker has no kernels for " + gpu().name()};
-  const Result result = gpu().driver().module_load_data_ex(module, image.data(), 0, nullptr, nullptr);
-  return result == Result::kSuccess ? Status() : to_status(gpu().driver(), result, "cuModuleLoadDataEx");
+  const KernelImages images = find_images(archive_, file, gpu().sm());
+  return device_.kernels().load(images.code, images.ptx, module);
 }
 
 Status OpKernels::find(KernelFile file, const char* name, Function* function) {

@@ -29,7 +29,7 @@ namespace emulator = codegen::emulator;
 class Machine {
  public:
   Machine() {
-    const KernelArchive image = find_image(emulated::hand_written_kernels(), KernelFile::kInterpret, 90);
+    const KernelArchive image = find_images(emulated::hand_written_kernels(), KernelFile::kInterpret, 90).code;
     const std::string_view bitcode(reinterpret_cast<const char*>(image.data()), image.size());
     const Status status = emulator::Module::load(device_, bitcode, &module_);
     EXPECT_TRUE(status.ok()) << status.message();
