@@ -63,8 +63,8 @@ constexpr auto kVariables = std::to_array<EnvironmentVariable>({
      "folder where a worker caches compiled kernels, at most 256 MB; it touches no other files there, and ignores a "
      "folder that other users can write to; default: `torch-remote/kernels` in `$XDG_CACHE_HOME` or `~/.cache`"},
     {"TORCH_REMOTE_CUDA_LIB", "",
-     "folder of NVIDIA's libraries (`libcublasLt.so.13`, `libcudnn.so.9`), for a worker on a GPU that does not find "
-     "them by itself"},
+     "folders of NVIDIA's libraries (`libcublasLt.so.13`, `libcudnn.so.9`), with colons between. A worker on a GPU "
+     "looks there first, and then [where it looks without the variable](workers.md#on-a-gpu)"},
     {"TORCH_REMOTE_PROGRAM_LIMIT", "",
      "approximate limit in bytes of the programs on a worker: `100M`, `512M` (default); beyond it, the least recently "
      "used programs are dropped, and built again when they are needed ([above](workers.md#programs))"},

@@ -66,7 +66,7 @@ inline dnn::Table without_gpu() {
 inline void open_real_cudnn(int sm) {
   LibrarySearchPath search_path;
   search_path.driver = 13000;
-  if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) search_path.folder = folder;
+  if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) search_path.folders = {folder};
   const Status opened = dnn::open(search_path, &real);
   ASSERT_TRUE(opened.ok()) << opened.message();
   const std::string text = device_description(sm);

@@ -54,7 +54,9 @@ def test_what_is_missing_is_told_with_the_command_to_install_it(tmp_path):
 
 
 def test_without_any_gpu(tmp_path):
-    said = probe(WORKER, "--json", TORCH_REMOTE_CUDA_LIB=str(tmp_path))
+    # no Python environment whose packages the worker could find
+    place = {"TORCH_REMOTE_CUDA_LIB": str(tmp_path), "PATH": str(tmp_path), "VIRTUAL_ENV": "", "CONDA_PREFIX": ""}
+    said = probe(WORKER, "--json", **place)
     found = json.loads(said.stdout)
     if found["usable"]:
         pytest.skip("this machine has a GPU")
@@ -70,7 +72,7 @@ def test_without_any_gpu(tmp_path):
     for name, package in packages.items():
         assert str(tmp_path) in parts[name]["missing"] and f"pip install {package}" in parts[name]["fix"], parts[name]
     assert not parts["compiler"]["missing"] and parts["compiler"]["path"].endswith("libtorch_remote_codegen.so")
-    text = probe(WORKER, TORCH_REMOTE_CUDA_LIB=str(tmp_path)).stdout
+    text = probe(WORKER, **place).stdout
     assert "-> install it: pip install nvidia-cublas" in text and text.endswith("No GPU can be used.\n")
     assert "no NVIDIA driver here" in doctor()["GPU"]["found"]
 

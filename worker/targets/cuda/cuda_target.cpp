@@ -14,6 +14,7 @@
 #include "worker/targets/cuda/compiled/compiler.h"
 #include "worker/targets/cuda/compiled/cuda_runner.h"
 #include "worker/targets/cuda/device/cuda_device.h"
+#include "worker/targets/cuda/device/library_search.h"
 #include "worker/targets/cuda/device/nccl_collectives.h"
 #include "worker/targets/cuda/dnn/cudnn.h"
 #include "worker/targets/cuda/gemm/cublaslt.h"
@@ -26,11 +27,10 @@ namespace {
 // Without torch's kernels, the worker has only its hand-written ones for the rest.
 constexpr const char* kWithoutAten = "most of linalg, fft and special functions are refused on a GPU";
 
-cuda::LibrarySearchPath library_search_path() {
-  cuda::LibrarySearchPath search_path;
-  search_path.packages = remote::package_folder().parent_path();
-  if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) search_path.folder = folder;
-  return search_path;
+// Found once per process, before sessions are confined: it may run an interpreter.
+const cuda::LibrarySearchPath& library_search_path() {
+  static const cuda::LibrarySearchPath found = cuda::find_libraries(remote::package_folder());
+  return found;
 }
 
 cuda::AtenSource aten_source(const std::string& plugin) {
@@ -40,13 +40,13 @@ cuda::AtenSource aten_source(const std::string& plugin) {
 }
 
 DeviceOpener open_gpu(int ordinal) {
-  return [ordinal](remote::Transport&, const DeviceOptions& options, const std::function<tr_client_activity()>&,
-                   OpenDevice* opened) {
+  return [ordinal, libraries = library_search_path()](remote::Transport&, const DeviceOptions& options,
+                                                      const std::function<tr_client_activity()>&, OpenDevice* opened) {
     cuda::CudaDevice::Options device_options;
     device_options.ordinal = ordinal;
     device_options.limit = options.memory_limit;
     device_options.kernels.folder = cache_folder();
-    cuda::LibrarySearchPath search_path = library_search_path();
+    cuda::LibrarySearchPath search_path = libraries;
     const cuda::Driver& driver = device_options.driver;
     Status status = cuda::open_driver(cuda::kDriverLibrary, &device_options.driver);
     if (status.ok()) {

@@ -32,7 +32,6 @@ const ProbedPart& part(const Probe& probe, const std::string& name) {
 class ProbeTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    for (const char* variable : {"CUDA_PATH", "CUDA_HOME"}) unsetenv(variable);
     folder = fs::path(::testing::TempDir()) / ::testing::UnitTest::GetInstance()->current_test_info()->name();
     fs::create_directories(folder);
     codegen = folder / "codegen.so";
@@ -89,7 +88,7 @@ TEST_F(ProbeTest, OneMissingLibraryIsNamedAndTheGpuStaysUsable) {
   ProbeSource source = in_software(machine);
   source.shown_path = "";  // Looks for this machine's libraries, in an empty folder.
   const auto none = [this](LibrarySearchPath search_path) {
-    search_path.folder = folder;
+    search_path = {.folders = {folder}, .linker = false, .driver = search_path.driver};
     return search_path;
   };
   source.cudnn = [none](const LibrarySearchPath& search_path, dnn::Table* table) {
@@ -150,7 +149,7 @@ TEST_F(ProbeTest, WithoutADriverLibrariesAreLookedAtAllTheSame) {
   fs::copy_file(std::getenv("NVJITLINK"), folder / "libnvJitLink.so.12", fs::copy_options::overwrite_existing);
   fs::copy_file("tests/emulated_gpu/libfake_driver.so", folder / "libcublasLt.so.13",
                 fs::copy_options::overwrite_existing);
-  const Probe found = probe(source, {.folder = folder}, folder / "none.so");
+  const Probe found = probe(source, {.folders = {folder}, .linker = false}, folder / "none.so");
   EXPECT_FALSE(found.has_gpu());
   EXPECT_TRUE(found.gpus.empty());
   EXPECT_NE(found.parts[0].missing.find("there is no driver"), std::string::npos) << to_probed(found).text;

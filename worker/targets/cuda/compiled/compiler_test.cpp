@@ -21,8 +21,7 @@ constexpr const char* kSum = R"(kernel(i0 | j0) {
   store a1, %1
 })";
 
-// A folder without nvJitLink.
-const LibrarySearchPath kNoLibraries = {"/no/such/folder", "", 13000};
+const LibrarySearchPath kNoLibraries = {.folders = {"/no/such/folder"}, .linker = false, .driver = 13000};
 
 struct Told {
   std::vector<std::string> lines;
@@ -56,7 +55,7 @@ TEST(GpuCompiler, MakesMachineCodeWhereNvJitLinkIs) {
   const std::string path = given;
   KernelOptions options;
   Told messages;
-  const LibrarySearchPath search_path = {path.substr(0, path.rfind('/')), "", 13000};
+  const LibrarySearchPath search_path = {.folders = {path.substr(0, path.rfind('/'))}, .driver = 13000};
   ASSERT_TRUE(open_gpu_compiler(kLibrary, search_path, messages.warn, &options).ok());
   EXPECT_EQ(messages.lines, std::vector<std::string>());
   EXPECT_NE(options.version.find("\ncubin "), std::string::npos) << options.version;

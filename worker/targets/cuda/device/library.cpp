@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 #include <link.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <system_error>
 
@@ -23,58 +22,83 @@ std::string soname_of(const Library& library, int major) {
          (library.version.empty() ? std::to_string(major) : std::string(library.version));
 }
 
+int newest_of(const LibrarySearchPath& search_path) { return search_path.driver >= 1000 * kNewest ? kNewest : kOldest; }
+
+// A library with its own version has the same soname for every CUDA.
+int oldest_of(const Library& library, const LibrarySearchPath& search_path) {
+  return library.version.empty() ? kOldest : newest_of(search_path);
+}
+
+// Whether dlopen failed because there is no such file. Otherwise the file exists, and `error` says what is wrong with
+// it: for example, a library that it needs is missing.
+bool is_absent(const std::string& path, const std::string& error) {
+  std::error_code ignored;
+  if (path.find('/') != std::string::npos) return !std::filesystem::exists(path, ignored);
+  return error.starts_with(path + ":") && error.find("No such file") != std::string::npos;
+}
+
+// "/opt/cuda, the packages in /venv/lib/python3.12/site-packages"
+std::string places_of(const LibrarySearchPath& search_path) {
+  std::string text;
+  const auto add = [&](const std::string& place) { text += (text.empty() ? "" : ", ") + place; };
+  for (const std::string& folder : search_path.folders) add(folder);
+  for (const std::string& folder : search_path.packages) add("NVIDIA's packages in " + folder);
+  if (search_path.linker) add("the folders of the dynamic linker");
+  for (const std::string& folder : search_path.toolkits) add(folder);
+  return text;
+}
+
 }  // namespace
 
 void* OpenLibrary::find(const char* symbol) const { return dlsym(handle, symbol); }
 
-std::vector<std::string> paths_of(const Library& library, const LibrarySearchPath& search_path, int major) {
-  const std::string soname = soname_of(library, major);
-  if (!search_path.folder.empty()) return {search_path.folder + "/" + soname};
-  std::vector<std::string> paths;
-  if (!search_path.packages.empty()) {
+std::vector<LibraryFile> files_of(const Library& library, const LibrarySearchPath& search_path) {
+  const int newest = newest_of(search_path), oldest = oldest_of(library, search_path);
+  std::vector<LibraryFile> files;
+  for (const std::string& folder : search_path.folders) {
+    for (int major = newest; major >= oldest; --major)
+      files.push_back({folder + "/" + soname_of(library, major), major});
+  }
+  for (int major = newest; major >= oldest; --major) {
+    const std::string soname = soname_of(library, major);
     const bool has_own = major == kOldest || !library.version.empty();
-    const std::string folder = has_own ? std::string(library.folder) : "cu" + std::to_string(major);
-    paths.push_back(search_path.packages + "/nvidia/" + folder + "/lib/" + soname);
+    const std::string inner = has_own ? std::string(library.folder) : "cu" + std::to_string(major);
+    for (const std::string& folder : search_path.packages) {
+      files.push_back({folder + "/nvidia/" + inner + "/lib/" + soname, major});
+    }
+    if (search_path.linker) files.push_back({soname, major});
+    for (const std::string& folder : search_path.toolkits) {
+      for (const char* const libraries : {"/lib64/", "/lib/", "/targets/x86_64-linux/lib/"}) {
+        files.push_back({folder + libraries + soname, major});
+      }
+    }
   }
-  paths.push_back(soname);
-  for (const char* variable : {"CUDA_PATH", "CUDA_HOME"}) {
-    const char* folder = std::getenv(variable);
-    if (folder == nullptr || *folder == '\0') continue;
-    for (const char* inner : {"/lib64/", "/lib/"}) paths.push_back(std::string(folder) + inner + soname);
-  }
-  for (const char* inner : {"/lib64/", "/lib/"}) paths.push_back(std::string("/usr/local/cuda") + inner + soname);
-  return paths;
+  return files;
 }
 
 Status open_library(const Library& library, const LibrarySearchPath& search_path, OpenLibrary* opened) {
-  const int newest = search_path.driver >= 1000 * kNewest ? kNewest : kOldest;
-  // A library with its own version has the same soname for every CUDA.
-  const int oldest = library.version.empty() ? kOldest : newest;
+  const int newest = newest_of(search_path);
   const auto take = [&](void* handle, int major) {
     link_map* map = nullptr;
     if (handle == nullptr || dlinfo(handle, RTLD_DI_LINKMAP, static_cast<void*>(&map)) != 0) return false;
     *opened = {handle, map->l_name, major};
     return true;
   };
-  std::string why;
-  for (int major = newest; major >= oldest; --major) {
-    const std::string soname = soname_of(library, major);
-    if (take(dlopen(soname.c_str(), RTLD_NOW | RTLD_NOLOAD), major)) return {};
+  for (int major = newest; major >= oldest_of(library, search_path); --major) {
+    if (take(dlopen(soname_of(library, major).c_str(), RTLD_NOW | RTLD_NOLOAD), major)) return {};
   }
-  for (int major = newest; major >= oldest; --major) {
-    for (const std::string& path : paths_of(library, search_path, major)) {
-      if (take(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL), major)) return {};
-      const std::string error = dlerror();
-      // The file exists, so report what is wrong with it.
-      if (error.find("No such file") == std::string::npos) why = error;
-    }
+  std::string why;  // Of the first file that exists.
+  for (const LibraryFile& file : files_of(library, search_path)) {
+    if (take(dlopen(file.path.c_str(), RTLD_NOW | RTLD_LOCAL), file.major)) return {};
+    const std::string error = dlerror();
+    if (why.empty() && !is_absent(file.path, error)) why = error;
   }
   std::string message = "cuda: there is no " + soname_of(library, newest) + " (" + std::string(library.name) + ")";
-  if (!search_path.folder.empty()) message += " in " + search_path.folder;
+  if (const std::string places = places_of(search_path); !places.empty()) message += " in " + places;
   if (!why.empty()) message += ": " + why;
   return {ErrorCode::kUnsupported,
           message + "; install it: pip install " + package_of(library, newest) +
-              ", or set the folder that contains it: TORCH_REMOTE_CUDA_LIB=/usr/local/cuda/lib64"};
+              ", or set the folders that contain it: TORCH_REMOTE_CUDA_LIB=/usr/local/cuda/lib64"};
 }
 
 void open_siblings(const OpenLibrary& library, std::string_view beginning) {

@@ -19,12 +19,15 @@ struct Library {
   std::string_view version = {};
 };
 
-// Where libraries are looked for, in this order: what the process has open; `folder`; NVIDIA's Python packages next to
-// ours; the system's search path; CUDA's folders (CUDA_PATH, CUDA_HOME, /usr/local/cuda).
+// Where libraries are looked for. What the process has open comes first, and then the members in their order.
+// find_libraries (library_search.h) fills it in for this machine.
 struct LibrarySearchPath {
-  std::string folder;         // A folder; empty: none. It is an error if it lacks the library.
-  std::string packages = {};  // The site-packages folder; empty: none.
-  int driver = 0;             // The driver's version: 13000. Libraries of later CUDA versions are not tried.
+  // Folders of libraries that the user names. A library there is used even if another folder has a later version.
+  std::vector<std::string> folders = {};
+  std::vector<std::string> packages = {};  // site-packages folders with NVIDIA's packages
+  bool linker = true;                      // Whether the dynamic linker looks, too: LD_LIBRARY_PATH, ldconfig.
+  std::vector<std::string> toolkits = {};  // Folders of CUDA and conda, which have lib64, lib or targets.
+  int driver = 0;  // The driver's version: 13000. Libraries of later CUDA versions are not tried.
 };
 
 struct OpenLibrary {
@@ -34,10 +37,17 @@ struct OpenLibrary {
   void* find(const char* symbol) const;
 };
 
-// The files to try, in this order, in addition to a library that is open already.
-std::vector<std::string> paths_of(const Library& library, const LibrarySearchPath& search_path, int major);
+// A file to try. `path`: without a slash, the dynamic linker looks for it.
+struct LibraryFile {
+  std::string path;
+  int major = 0;  // The major version of CUDA.
+  bool operator==(const LibraryFile&) const = default;
+};
 
-// An error names the package and how to install it.
+// The files to try, in this order, in addition to a library that is open already.
+std::vector<LibraryFile> files_of(const Library& library, const LibrarySearchPath& search_path);
+
+// An error names the folders, the package, and how to install it.
 Status open_library(const Library& library, const LibrarySearchPath& search_path, OpenLibrary* opened);
 
 // Opens the other libraries in `library`'s folder whose names begin with `beginning`. Some libraries look for these

@@ -49,7 +49,7 @@ static_assert(Config().magic == NCCL_API_MAGIC && Config::kUndefined == NCCL_CON
 TEST(Nccl, Opens) {
   LibrarySearchPath search_path;
   search_path.driver = 13000;
-  if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) search_path.folder = folder;
+  if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) search_path.folders = {folder};
   Table table;
   const Status status = open(search_path, &table);
   if (!status.ok()) GTEST_SKIP() << status.message();

@@ -215,7 +215,7 @@ static_assert(kRnnPaddedIo == CUDNN_RNN_PADDED_IO_ENABLED);
 TEST(Cudnn, TakesRecurrentLayers) {
   LibrarySearchPath search_path;
   search_path.driver = 13000;
-  if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) search_path.folder = folder;
+  if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) search_path.folders = {folder};
   Table table;
   const Status status = open(search_path, &table);
   if (!status.ok()) GTEST_SKIP() << status.message();
@@ -246,7 +246,7 @@ TEST(Cudnn, TakesRecurrentLayers) {
 TEST(Cudnn, TakesDescriptions) {
   LibrarySearchPath search_path;
   search_path.driver = 13000;
-  if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) search_path.folder = folder;
+  if (const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB")) search_path.folders = {folder};
   Table table;
   const Status status = open(search_path, &table);
   if (!status.ok()) GTEST_SKIP() << status.message();

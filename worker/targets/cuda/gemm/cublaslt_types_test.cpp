@@ -78,7 +78,7 @@ TEST(CublasLtTypes, TheRealLibraryTakesTheAttributes) {
   const char* folder = std::getenv("TORCH_REMOTE_CUDA_LIB");
   if (folder == nullptr) GTEST_SKIP() << "TORCH_REMOTE_CUDA_LIB says where it is";
   Table table;
-  const Status status = open({folder, "", 13000}, &table);
+  const Status status = open({.folders = {folder}, .driver = 13000}, &table);
   ASSERT_TRUE(status.ok()) << status.message();
   EXPECT_GE(table.get_version(), 120000u);
   Desc desc = nullptr;
