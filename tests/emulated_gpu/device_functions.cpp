@@ -18,6 +18,7 @@ constexpr Named kResults[] = {
     {Result::kOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
     {Result::kNotInitialized, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
     {Result::kDeinitialized, "CUDA_ERROR_DEINITIALIZED", "driver shutting down"},
+    {Result::kDeviceUnavailable, "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA-capable device(s) is/are busy or unavailable"},
     {Result::kNoDevice, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
     {Result::kInvalidDevice, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
     {Result::kInvalidImage, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
@@ -153,9 +154,14 @@ Result device_get_attribute(int* value, DeviceAttribute attribute, DeviceNumber 
     case DeviceAttribute::kMultiprocessors:
       *value = call.machine->options.processors;
       return Result::kSuccess;
+    case DeviceAttribute::kComputeMode:
+      *value = static_cast<int>(call.machine->options.compute_mode);
+      return Result::kSuccess;
     case DeviceAttribute::kUnifiedAddressing:
-    case DeviceAttribute::kMemoryPools:
       *value = 1;
+      return Result::kSuccess;
+    case DeviceAttribute::kMemoryPools:
+      *value = call.machine->options.memory_pools ? 1 : 0;
       return Result::kSuccess;
     case DeviceAttribute::kMajor:
       *value = static_cast<int>(call.machine->options.sm / 10);
@@ -183,6 +189,10 @@ Result primary_ctx_retain(Context* context, DeviceNumber device) {
   Call call("cuDevicePrimaryCtxRetain");
   Gpu* gpu = find_device(call, device);
   if (gpu == nullptr) return call.error;
+  const Options& options = call.machine->options;
+  const bool is_refused = options.compute_mode == ComputeMode::kProhibited ||
+                          (options.compute_mode == ComputeMode::kExclusiveProcess && options.used_elsewhere);
+  if (is_refused) return Result::kDeviceUnavailable;
   if (gpu->retained++ == 0) {
     // The machine owns the GPU; the handle ends with the context.
     gpu->context = call.machine->contexts.add(std::shared_ptr<Gpu>(gpu, [](Gpu*) {}));

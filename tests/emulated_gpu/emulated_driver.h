@@ -36,6 +36,9 @@ struct Options {
   int processors = 4;
   int driver = kDriverVersion;  // its version: 12040 is CUDA 12.4
   uint32_t sm = 90;             // compute capability of the devices
+  bool memory_pools = true;     // false: as on some virtual GPUs
+  ComputeMode compute_mode = ComputeMode::kDefault;
+  bool used_elsewhere = false;  // another process has a context on each device
 };
 
 // Wraps LLVM bitcode as a module image.

@@ -106,6 +106,7 @@ Result mem_free_host(void* address) {
 Result mem_pool_create(MemoryPool* pool, const MemoryPoolProperties* properties) {
   Call call("cuMemPoolCreate");
   if (!call.is_up()) return call.error;
+  if (!call.machine->options.memory_pools) return Result::kNotSupported;
   const MemoryPoolProperties& p = *properties;
   const bool good = p.allocation_type == 1 && p.handle_types == 0 && p.location_type == 1 && p.security == nullptr &&
                     p.usage == 0 && std::ranges::all_of(p.reserved, [](unsigned char byte) { return byte == 0; });

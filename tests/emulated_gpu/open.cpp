@@ -88,12 +88,16 @@ EmulatedDriver& gpus() {
     const char* checked = std::getenv("TORCH_REMOTE_TEST_CHECKED");
     const char* others = std::getenv("TORCH_REMOTE_TEST_OTHERS");
     const std::string_view bytes = others != nullptr ? others : "";
+    const char* version = std::getenv("TORCH_REMOTE_TEST_DRIVER");
+    const char* without_pools = std::getenv("TORCH_REMOTE_TEST_WITHOUT_POOLS");
     return new EmulatedDriver({.devices = 2,
                                .seed = seed != nullptr ? std::strtoull(seed, nullptr, 10) : 1,
                                .checked = checked != nullptr && *checked == '1',
                                .peer_access = bytes == "refused"   ? Options::PeerAccess::kRefused
                                               : bytes == "garbled" ? Options::PeerAccess::kGarbled
-                                                                   : Options::PeerAccess::kReadable});
+                                                                   : Options::PeerAccess::kReadable,
+                               .driver = version != nullptr ? std::atoi(version) : kDriverVersion,
+                               .memory_pools = without_pools == nullptr || *without_pools != '1'});
   }();
   return *driver;
 }

@@ -8,7 +8,8 @@ namespace torch_remote::worker::cuda::emulated {
 
 // The GPUs of this process, shared by all sessions. $TORCH_REMOTE_TEST_DELAYS is the seed of the delays.
 // $TORCH_REMOTE_TEST_CHECKED=1 examines each memory access of kernels. $TORCH_REMOTE_TEST_OTHERS is a value of
-// Options::peer_access in lower case.
+// Options::peer_access in lower case. $TORCH_REMOTE_TEST_DRIVER is the driver's version (12040: CUDA 12.4).
+// $TORCH_REMOTE_TEST_WITHOUT_POOLS=1 makes GPUs without memory pools.
 EmulatedDriver& gpus();
 
 // For tests: opens one GPU with only the runners of kernels and of the emulated libraries.

@@ -76,7 +76,7 @@ Status index_error(const IndexedOperand& operand, int64_t index, int64_t bound) 
 DeferredFailures::~DeferredFailures() {
   if (records_ == 0 || gpu_->is_lost()) return;
   const ContextGuard current(*gpu_);
-  (void)gpu_->driver().mem_free_async(records_, gpu_->work_stream());
+  (void)gpu_->free(records_);
   (void)gpu_->driver().mem_free_host(host_);
 }
 
@@ -85,7 +85,7 @@ bool DeferredFailures::open() {
   constexpr size_t kBytes = kRecords * sizeof(Record);
   void* host = nullptr;
   if (driver.mem_host_alloc(&host, kBytes, 0) != Result::kSuccess) return false;
-  if (driver.mem_alloc_from_pool_async(&records_, kBytes, gpu_->pool(), gpu_->work_stream()) != Result::kSuccess) {
+  if (gpu_->memory().allocate(&records_, kBytes) != Result::kSuccess) {
     (void)driver.mem_free_host(host);
     records_ = 0;
     return false;

@@ -2,6 +2,11 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <iterator>
+
+#include "worker/targets/cuda/device/gpu_list.h"
+
 namespace torch_remote::worker::cuda {
 namespace {
 
@@ -51,7 +56,7 @@ Status open_driver(const std::string& library, Driver* driver) {
 #undef TORCH_REMOTE_CUDA_FILL
   if (!missing.empty()) return unsupported(library + " has no " + missing);
   const Result result = found.init(0);
-  if (result == Result::kNoDevice) return unsupported("the driver finds no GPU");
+  if (result == Result::kNoDevice) return unsupported("the driver finds no GPU" + hidden_gpus());
   if (Status status = to_status(found, result, "cuInit"); !status.ok()) return status;
   *driver = found;
   return {};
@@ -68,11 +73,12 @@ bool is_lost(Result result) {
     case Result::kLaunchFailed:
       return true;
     default:
-      // Hardware stack error, illegal instruction, invalid address space and invalid pc end a context. The codes
-      // between them do not.
-      const int code = static_cast<int>(result);
-      return code == 714 || code == 715 || code == 717 || code == 718;
+      break;
   }
+  // NVLink error, contained error, hardware stack error, illegal instruction, invalid address space, invalid pc, tensor
+  // memory leak, end of the MPS client, and error of an external device. The codes between them do not end a context.
+  constexpr int kOthers[] = {220, 226, 714, 715, 717, 718, 721, 810, 911};
+  return std::ranges::find(kOthers, static_cast<int>(result)) != std::end(kOthers);
 }
 
 Status to_status(const Driver& driver, Result result, const char* what) {

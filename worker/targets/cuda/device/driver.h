@@ -18,6 +18,7 @@ enum class Result : int {
   kOutOfMemory = 2,
   kNotInitialized = 3,
   kDeinitialized = 4,
+  kDeviceUnavailable = 46,
   kNoDevice = 100,
   kInvalidDevice = 101,
   kInvalidImage = 200,
@@ -114,12 +115,14 @@ enum class DeviceAttribute : int {
   kMaxSharedPerBlock = 8,
   kWarpSize = 10,
   kMultiprocessors = 16,
+  kComputeMode = 20,
   kUnifiedAddressing = 41,
   kMajor = 75,
   kMinor = 76,
   kMaxSharedPerBlockOptin = 97,
   kMemoryPools = 115,
 };
+enum class ComputeMode : int { kDefault = 0, kProhibited = 2, kExclusiveProcess = 3 };
 enum class FunctionAttribute : int {
   kMaxThreadsPerBlock = 0,
   kSharedBytes = 1,

@@ -80,7 +80,10 @@ TEST(ToStatus, TellsMemoryAndLossApart) {
   EXPECT_EQ(memory.exception_type(), "OutOfMemoryError");
   EXPECT_EQ(memory.message(), "cuda: cuMemAlloc: something (CUDA_ERROR_SOMETHING, 2)");
   EXPECT_EQ(to_status(driver, Result::kIllegalAddress, "cuLaunchKernel").code(), ErrorCode::kLost);
-  EXPECT_EQ(to_status(driver, static_cast<Result>(718), "cuLaunchKernel").code(), ErrorCode::kLost);
+  for (const int code : {220, 226, 714, 718, 721, 810, 911}) {
+    EXPECT_EQ(to_status(driver, static_cast<Result>(code), "cuLaunchKernel").code(), ErrorCode::kLost) << code;
+  }
+  EXPECT_EQ(to_status(driver, static_cast<Result>(716 + 4), "cuLaunchKernel").code(), ErrorCode::kInternal);
   EXPECT_EQ(to_status(driver, Result::kInvalidValue, "cuLaunchKernel").code(), ErrorCode::kInternal);
 }
 

@@ -46,6 +46,8 @@ TORCH_REMOTE_SAME(Result::kPeerAccessNotEnabled, CUDA_ERROR_PEER_ACCESS_NOT_ENAB
 TORCH_REMOTE_SAME(Result::kContextIsDestroyed, CUDA_ERROR_CONTEXT_IS_DESTROYED);
 TORCH_REMOTE_SAME(Result::kMisalignedAddress, CUDA_ERROR_MISALIGNED_ADDRESS);
 TORCH_REMOTE_SAME(Result::kLaunchFailed, CUDA_ERROR_LAUNCH_FAILED);
+TORCH_REMOTE_SAME(Result::kDeviceUnavailable, CUDA_ERROR_DEVICE_UNAVAILABLE);
+TORCH_REMOTE_SAME(220, CUDA_ERROR_NVLINK_UNCORRECTABLE);
 TORCH_REMOTE_SAME(714, CUDA_ERROR_HARDWARE_STACK_ERROR);
 TORCH_REMOTE_SAME(715, CUDA_ERROR_ILLEGAL_INSTRUCTION);
 TORCH_REMOTE_SAME(717, CUDA_ERROR_INVALID_ADDRESS_SPACE);
@@ -69,6 +71,9 @@ TORCH_REMOTE_SAME(DeviceAttribute::kUnifiedAddressing, CU_DEVICE_ATTRIBUTE_UNIFI
 TORCH_REMOTE_SAME(DeviceAttribute::kMajor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
 TORCH_REMOTE_SAME(DeviceAttribute::kMinor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
 TORCH_REMOTE_SAME(DeviceAttribute::kMaxSharedPerBlockOptin, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+TORCH_REMOTE_SAME(DeviceAttribute::kComputeMode, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE);
+TORCH_REMOTE_SAME(ComputeMode::kProhibited, CU_COMPUTEMODE_PROHIBITED);
+TORCH_REMOTE_SAME(ComputeMode::kExclusiveProcess, CU_COMPUTEMODE_EXCLUSIVE_PROCESS);
 TORCH_REMOTE_SAME(DeviceAttribute::kMemoryPools, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED);
 TORCH_REMOTE_SAME(FunctionAttribute::kMaxThreadsPerBlock, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
 TORCH_REMOTE_SAME(FunctionAttribute::kSharedBytes, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
@@ -106,10 +111,17 @@ static_assert(sizeof(MemoryPoolProperties) == sizeof(CUmemPoolProps));
 TORCH_REMOTE_CUDA_FIELD(MemoryPoolProperties, allocation_type, CUmemPoolProps, allocType);
 TORCH_REMOTE_CUDA_FIELD(MemoryPoolProperties, handle_types, CUmemPoolProps, handleTypes);
 TORCH_REMOTE_CUDA_FIELD(MemoryPoolProperties, security, CUmemPoolProps, win32SecurityAttributes);
+// Before these versions of the header, the bytes were reserved and had to be 0, as ours are.
+#if CUDA_VERSION >= 12020
 TORCH_REMOTE_CUDA_FIELD(MemoryPoolProperties, max_size, CUmemPoolProps, maxSize);
+#endif
+#if CUDA_VERSION >= 12050
 TORCH_REMOTE_CUDA_FIELD(MemoryPoolProperties, usage, CUmemPoolProps, usage);
+#endif
 // CUDA 13.5 gave the first of these bytes a meaning; 0 keeps the old behavior.
+#if CUDA_VERSION >= 12050
 static_assert(offsetof(MemoryPoolProperties, reserved) <= offsetof(CUmemPoolProps, reserved));
+#endif
 static_assert(offsetof(MemoryPoolProperties, location_type) ==
               offsetof(CUmemPoolProps, location) + offsetof(CUmemLocation, type));
 static_assert(offsetof(MemoryPoolProperties, location) ==

@@ -2,14 +2,16 @@
 
 #include <utility>
 
+#include "worker/targets/cuda/device/gpu_list.h"
+
 namespace torch_remote::worker::cuda {
 namespace {
 
 constexpr uint32_t kOldest = 75;  // sm_75: the oldest GPU for which kernels are compiled.
 
-class PoolSource final : public SegmentSource {
+class GpuSource final : public SegmentSource {
  public:
-  explicit PoolSource(std::shared_ptr<Gpu> gpu) : gpu_(std::move(gpu)) {}
+  explicit GpuSource(std::shared_ptr<Gpu> gpu) : gpu_(std::move(gpu)) {}
 
   Segment allocate(size_t size) override {
     if (gpu_->is_lost()) return {};
@@ -34,18 +36,17 @@ class PoolSource final : public SegmentSource {
   DevicePointer take(size_t size) {
     const Driver& driver = gpu_->driver();
     DevicePointer address = 0;
-    Result result = driver.mem_alloc_from_pool_async(&address, size, gpu_->pool(), gpu_->stream());
+    const StreamMemory& memory = gpu_->memory();
+    Result result = memory.allocate(&address, size);
     if (result == Result::kOutOfMemory && driver.stream_synchronize(gpu_->work_stream()) == Result::kSuccess &&
-        driver.mem_pool_trim_to(gpu_->pool(), 0) == Result::kSuccess) {
-      result = driver.mem_alloc_from_pool_async(&address, size, gpu_->pool(), gpu_->stream());
+        memory.trim() == Result::kSuccess) {
+      result = memory.allocate(&address, size);
     }
-    if (result != Result::kSuccess && result != Result::kOutOfMemory) gpu_->check(result, "cuMemAllocFromPoolAsync");
+    if (result != Result::kSuccess && result != Result::kOutOfMemory) gpu_->check(result, memory.allocate_function());
     return result == Result::kSuccess ? address : 0;
   }
   static void give(Gpu& gpu, DevicePointer address) {
-    if (address != 0 && !gpu.is_lost()) {
-      gpu.check(gpu.driver().mem_free_async(address, gpu.work_stream()), "cuMemFreeAsync");
-    }
+    if (address != 0 && !gpu.is_lost()) gpu.check(gpu.free(address), gpu.memory().free_function());
   }
 
   std::shared_ptr<Gpu> gpu_;
@@ -68,8 +69,9 @@ Status Gpu::open_device(int ordinal) {
   Status status = to_status(driver_, driver_.device_get_count(&count), "cuDeviceGetCount");
   if (!status.ok()) return status;
   if (ordinal < 0 || ordinal >= count) {
-    return {ErrorCode::kUnsupported, "cuda: there is no GPU " + std::to_string(ordinal) + "; this machine has " +
-                                         std::to_string(count) + " (CUDA_VISIBLE_DEVICES hides some)"};
+    return {ErrorCode::kUnsupported, "cuda: there is no GPU " + std::to_string(ordinal) + ": the driver shows " +
+                                         std::to_string(count) + hidden_gpus() +
+                                         "; torch-remote-worker --list-devices prints their numbers"};
   }
   char name[256] = {};
   const auto attribute = [&](DeviceAttribute which, int* value) {
@@ -86,11 +88,34 @@ Status Gpu::open_device(int ordinal) {
   name_ = name;
   sm_ = static_cast<uint32_t>(10 * major + minor);
   multiprocessors_ = static_cast<uint32_t>(multiprocessors);
-  if (sm_ < kOldest || pools == 0) {
-    return {ErrorCode::kUnsupported, "cuda: " + name_ + " (sm_" + std::to_string(sm_) +
-                                         ") is too old; the worker needs sm_75 (T4) or later, and memory pools"};
+  has_pools_ = pools != 0;
+  if (sm_ < kOldest) {
+    return {ErrorCode::kUnsupported,
+            "cuda: " + name_ + " (sm_" + std::to_string(sm_) + ") is too old; the worker needs sm_75 (T4) or later"};
   }
-  return to_status(driver_, driver_.primary_ctx_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
+  return retain_context();
+}
+
+// In some compute modes the driver refuses the context.
+Status Gpu::retain_context() {
+  const Result result = driver_.primary_ctx_retain(&context_, device_);
+  if (result == Result::kSuccess) return {};
+  int value = 0;
+  (void)driver_.device_get_attribute(&value, DeviceAttribute::kComputeMode, device_);
+  const auto mode = static_cast<ComputeMode>(value);
+  const std::string fix = "; allow several processes: nvidia-smi -i " + uuid_text(driver_, device_) + " -c DEFAULT";
+  if (mode == ComputeMode::kProhibited) {
+    return {ErrorCode::kUnsupported,
+            "cuda: " + name_ + " is in compute mode PROHIBITED, so no process can use it" + fix};
+  }
+  if (mode == ComputeMode::kExclusiveProcess && result != Result::kOutOfMemory) {
+    return {ErrorCode::kUnsupported,
+            "cuda: " + name_ +
+                " is in compute mode EXCLUSIVE_PROCESS, and another process uses it. Each session of a "
+                "worker is a process" +
+                fix + ", or serve one session: --max-sessions 1"};
+  }
+  return to_status(driver_, result, "cuDevicePrimaryCtxRetain");
 }
 
 Status Gpu::open_context() {
@@ -100,8 +125,10 @@ Status Gpu::open_context() {
   size_t unused = 0, total = 0;
   Status status = to_status(driver_, driver_.mem_get_info(&unused, &total), "cuMemGetInfo");
   free_memory_ = unused;
-  if (status.ok()) status = to_status(driver_, driver_.mem_pool_create(&pool_, &properties), "cuMemPoolCreate");
-  if (status.ok()) {
+  if (status.ok() && has_pools_) {
+    status = to_status(driver_, driver_.mem_pool_create(&pool_, &properties), "cuMemPoolCreate");
+  }
+  if (status.ok() && has_pools_) {
     status = to_status(driver_, driver_.mem_pool_set_attribute(pool_, PoolAttribute::kReleaseThreshold, &keep),
                        "cuMemPoolSetAttribute");
   }
@@ -109,7 +136,8 @@ Status Gpu::open_context() {
     if (!status.ok()) return status;
     status = to_status(driver_, driver_.stream_create(stream, kStreamNonBlocking, 0), "cuStreamCreate");
   }
-  queue_->set_stream(work_stream_, pool_);
+  memory_ = StreamMemory(driver_, pool_, work_stream_);
+  queue_->set_stream(work_stream_, memory_);
   return status;
 }
 
@@ -157,7 +185,7 @@ Status Gpu::status() const {
 }
 
 std::unique_ptr<SegmentSource> make_segment_source(std::shared_ptr<Gpu> gpu) {
-  return std::make_unique<PoolSource>(std::move(gpu));
+  return std::make_unique<GpuSource>(std::move(gpu));
 }
 
 }  // namespace torch_remote::worker::cuda

@@ -10,6 +10,7 @@
 #include "ir/status.h"
 #include "worker/device/memory.h"
 #include "worker/targets/cuda/device/driver.h"
+#include "worker/targets/cuda/device/stream_memory.h"
 #include "worker/targets/cuda/device/work_queue.h"
 
 namespace torch_remote::worker::cuda {
@@ -38,7 +39,12 @@ class Gpu {
   WorkQueue& queue() const { return *queue_; }
   Stream copy_in_stream() const { return copy_in_stream_; }
   Stream copy_out_stream() const { return copy_out_stream_; }
-  MemoryPool pool() const { return pool_; }
+  // Memory in the order of the work stream. `free` flushes the queue first.
+  const StreamMemory& memory() const { return memory_; }
+  Result free(DevicePointer address) const {
+    queue_->flush();
+    return memory_.free(address);
+  }
 
   int ordinal() const { return ordinal_; }
   std::string name() const { return name_; }
@@ -59,6 +65,7 @@ class Gpu {
  private:
   explicit Gpu(const Driver& driver);
   Status open_device(int ordinal);
+  Status retain_context();
   Status open_context();
 
   const Driver driver_;
@@ -66,7 +73,9 @@ class Gpu {
   DeviceNumber device_ = 0;
   Context context_ = nullptr;
   Stream work_stream_ = nullptr, copy_in_stream_ = nullptr, copy_out_stream_ = nullptr;
-  MemoryPool pool_ = nullptr;
+  MemoryPool pool_ = nullptr;  // Null: the GPU has no memory pools.
+  StreamMemory memory_;
+  bool has_pools_ = true;
   std::string name_;
   uint32_t sm_ = 0, multiprocessors_ = 1;
   uint64_t free_memory_ = 0;
@@ -89,7 +98,7 @@ class ContextGuard {
   const Driver& driver_;
 };
 
-// Allocates from the GPU's pool; allocations and frees are ordered on its work stream.
+// Allocates GPU memory; allocations and frees are ordered on its work stream.
 std::unique_ptr<SegmentSource> make_segment_source(std::shared_ptr<Gpu> gpu);
 
 }  // namespace torch_remote::worker::cuda

@@ -280,10 +280,7 @@ bool WorkQueue::allocate_scalars(CapturedGraph& captured, const std::vector<Work
   for (const WorkItem& item : items) captured.capacity += count_scalars(item);
   captured.capacity = std::min(captured.capacity, kMaxScalars);
   const size_t bytes = captured.capacity * sizeof(uint64_t);
-  if (!ring_.open().ok() ||
-      driver_.mem_alloc_from_pool_async(&captured.scalars, bytes, pool_, stream_) != Result::kSuccess) {
-    captured.scalars = 0;
-  }
+  if (!ring_.open().ok() || memory_.allocate(&captured.scalars, bytes) != Result::kSuccess) captured.scalars = 0;
   return captured.scalars != 0;
 }
 
@@ -319,7 +316,7 @@ void WorkQueue::drop(CapturedGraph& captured) {
     if (!is_lost_()) (void)driver_.graph_exec_destroy(captured.exec);
   }
   if (captured.graph != nullptr && !is_lost_()) (void)driver_.graph_destroy(captured.graph);
-  if (captured.scalars != 0 && !is_lost_()) (void)driver_.mem_free_async(captured.scalars, stream_);
+  if (captured.scalars != 0 && !is_lost_()) (void)memory_.free(captured.scalars);
 }
 
 void WorkQueue::drop_graphs(Sequence& sequence) {

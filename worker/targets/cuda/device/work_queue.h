@@ -15,6 +15,7 @@
 #include "ir/status.h"
 #include "worker/targets/cuda/device/driver.h"
 #include "worker/targets/cuda/device/pinned_ring.h"
+#include "worker/targets/cuda/device/stream_memory.h"
 
 namespace torch_remote::worker::cuda {
 
@@ -57,9 +58,9 @@ class WorkQueue {
   WorkQueue& operator=(const WorkQueue&) = delete;
 
   // Must be called before the first `add`.
-  void set_stream(Stream stream, MemoryPool pool) {
+  void set_stream(Stream stream, const StreamMemory& memory) {
     stream_ = stream;
-    pool_ = pool;
+    memory_ = memory;
   }
   // The GPU's context must be current, here and in `flush`.
   void add(WorkItem item);
@@ -132,7 +133,7 @@ class WorkQueue {
   const std::function<bool()> is_lost_;
   const std::function<void(const Status&)> mark_lost_;
   Stream stream_ = nullptr;
-  MemoryPool pool_ = nullptr;
+  StreamMemory memory_;
   PinnedRing ring_;  // Holds scalars on their way to the graphs' memory.
   mutable std::mutex mutex_;
   std::vector<WorkItem> items_;

@@ -152,7 +152,7 @@ CublasLtLibrary::~CublasLtLibrary() {
   for (const auto& choice : timed_) {
     for (const Event event : choice->timing_events) (void)gpu_->driver().event_destroy(event);
   }
-  if (workspace_ != 0) gpu_->check(gpu_->driver().mem_free_async(workspace_, gpu_->work_stream()), "cuMemFreeAsync");
+  if (workspace_ != 0) gpu_->check(gpu_->free(workspace_), gpu_->memory().free_function());
 }
 
 // --- descriptors -----------------------------------------------------------------------------------------------------
@@ -319,13 +319,14 @@ Status CublasLtLibrary::set_pointers(PreparedGemm& prepared, const GemmPointers&
   return status;
 }
 
-// Allocated from the GPU's pool, like other memory that kernels need: it does not count as a tensor's.
+// It does not count as a tensor's memory.
 bool CublasLtLibrary::take_workspace() {
   if (workspace_ != 0) return true;
   if (no_workspace_) return false;
-  const Result result =
-      gpu_->driver().mem_alloc_from_pool_async(&workspace_, options_.workspace, gpu_->pool(), gpu_->stream());
-  if (result != Result::kSuccess && result != Result::kOutOfMemory) gpu_->check(result, "cuMemAllocFromPoolAsync");
+  const Result result = gpu_->memory().allocate(&workspace_, options_.workspace);
+  if (result != Result::kSuccess && result != Result::kOutOfMemory) {
+    gpu_->check(result, gpu_->memory().allocate_function());
+  }
   no_workspace_ = result != Result::kSuccess;
   if (no_workspace_) workspace_ = 0;
   return !no_workspace_;
