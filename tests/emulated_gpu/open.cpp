@@ -24,6 +24,7 @@
 #include "tests/emulated_gpu/libtorch/torch_cuda.h"
 #include "worker/runner/plugin_loader.h"
 #include "worker/targets/cuda/compiled/cuda_runner.h"
+#include "worker/targets/cuda/device/gpu_list.h"
 #include "worker/targets/cuda/device/nccl_collectives.h"
 #include "worker/targets/cuda/runners.h"
 
@@ -102,10 +103,12 @@ EmulatedDriver& gpus() {
   return *driver;
 }
 
-DeviceOpener device_opener(int ordinal) {
-  return [ordinal](remote::Transport&, const DeviceOptions& options, const std::function<tr_client_activity()>&,
-                   OpenDevice* opened) {
+DeviceOpener device_opener(const std::string& id) {
+  return [id](remote::Transport&, const DeviceOptions& options, const std::function<tr_client_activity()>&,
+              OpenDevice* opened) {
     std::unique_ptr<CudaDevice> device;
+    int ordinal = 0;
+    if (Status found = find_gpu(gpus().driver(), id, &ordinal); !found.ok()) return found;
     Status status = CudaDevice::open(
         {.driver = gpus().driver(), .ordinal = ordinal, .limit = options.memory_limit, .kernels = {.compile = compile}},
         &device);
@@ -138,7 +141,7 @@ DeviceOpener device_opener(int ordinal) {
 
 Status open_device(remote::Transport& transport, const DeviceOptions& options,
                    std::function<tr_client_activity()> client_activity, OpenDevice* opened) {
-  return device_opener(0)(transport, options, std::move(client_activity), opened);
+  return device_opener("0")(transport, options, std::move(client_activity), opened);
 }
 
 ProbeSource probe_source() {

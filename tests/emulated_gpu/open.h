@@ -13,7 +13,7 @@ namespace torch_remote::worker::cuda::emulated {
 EmulatedDriver& gpus();
 
 // For tests: opens one GPU with only the runners of kernels and of the emulated libraries.
-DeviceOpener device_opener(int ordinal);
+DeviceOpener device_opener(const std::string& id);
 // Opens the first GPU.
 Status open_device(remote::Transport& transport, const DeviceOptions& options,
                    std::function<tr_client_activity()> client_activity, OpenDevice* opened);

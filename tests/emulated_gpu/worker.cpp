@@ -7,7 +7,7 @@ int main(int argc, char** argv) {
   using namespace torch_remote::worker;
   cuda::emulated::report_calls_on_signal();
   std::vector<Target> targets = all_targets();
-  targets.front().open = [](int) { return cuda::emulated::open_device; };
+  targets.front().open = [](const std::string&) { return cuda::emulated::open_device; };
   for (Target& target : targets) {
     if (target.name != "cuda") continue;
     target = cuda_target(cuda::emulated::probe_source());

@@ -1,5 +1,6 @@
 """GPU names, third-party providers, and machines that TORCH_REMOTE_WORKER names."""
 
+import json
 import os
 import signal
 import socket
@@ -75,19 +76,28 @@ def test_every_name_is_canonical_and_a_pattern():
         assert not gpus.matches(name, "Voodoo 2") or name == gpus.ANY
 
 
-def test_gpus_of_a_machine_are_chosen(tmp_path, monkeypatch):
-    for i, model in enumerate(["NVIDIA A10", "NVIDIA A100-SXM4-40GB", "NVIDIA A10"]):
-        (tmp_path / f"0000:0{i}:00.0").mkdir()
-        (tmp_path / f"0000:0{i}:00.0/information").write_text(f"Model: \t\t {model}\nIRQ:   \t\t 1\n")
-    monkeypatch.setattr(local, "_DRIVER", tmp_path)
-    there = local.gpus_here()
-    assert gpus.choose("A10", 2, there, "it") == [0, 2]
-    assert gpus.choose("A100", 1, there, "it") == [1]
-    with pytest.raises(MachineError, match=r"it has NVIDIA A10, .*, but the machine needs 2 GPUs of kind A100"):
-        gpus.choose("A100", 2, there, "it")
-    monkeypatch.setattr(local, "_DRIVER", tmp_path / "none")
-    with pytest.raises(MachineError, match="this machine has no NVIDIA GPU, but the machine needs 1 GPU"):
+def test_gpus_of_a_machine_are_chosen_by_the_drivers_numbers(tmp_path, monkeypatch):
+    """The driver's order is not that of the buses, so nothing but the worker's list counts."""
+    worker = tmp_path / "worker"
+    monkeypatch.setenv("TORCH_REMOTE_WORKER_BINARY", str(worker))
+
+    def list_gpus(*names, missing=""):
+        devices = [{"device": f"cuda:{i}", "id": f"GPU-{i}", "name": name} for i, name in enumerate(names)]
+        text = json.dumps({"devices": devices[::-1], "missing": missing})
+        worker.write_text(f"#!/bin/sh\n[ \"$1\" = --list-devices ] && cat <<'END'\n{text}\nEND\n")
+        worker.chmod(0o755)
+
+    list_gpus("NVIDIA A10", "NVIDIA A100-SXM4-40GB", "NVIDIA A10")
+    assert local.choose_gpus("A10", 2) == [0, 2]
+    assert local.choose_gpus("A100", 1) == [1]
+    with pytest.raises(MachineError, match=r"machine has NVIDIA A10, .*, but the machine needs 2 GPUs of kind A100"):
+        local.choose_gpus("A100", 2)
+    list_gpus(missing="cuda: there is no driver")
+    with pytest.raises(MachineError, match=r"this machine has no NVIDIA GPU, but the machine needs 1 GPU.*no driver"):
         RemoteMachine(gpu="any").start()
+    worker.write_text("#!/bin/sh\necho unknown option\n")
+    with pytest.raises(MachineError, match="--list-devices printed 'unknown option"):
+        local.choose_gpus("any", 1)
 
 
 @pytest.mark.parametrize(

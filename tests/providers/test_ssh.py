@@ -1,5 +1,6 @@
 """SSH machines: what is copied to the remote host, and only once, and the errors when something is missing there."""
 
+import json
 import os
 import shutil
 import socket
@@ -17,7 +18,7 @@ import torch
 
 import torch_remote
 from torch_remote import MachineError, RemoteMachine, WorkerLost
-from torch_remote.providers import bundle, ssh
+from torch_remote.providers import bundle, gpus, ssh
 from torch_remote.providers.processes import Log
 
 TORCH_LIB = Path(torch.__file__).parent / "lib"
@@ -184,6 +185,21 @@ def test_libraries_of_nvidia_are_those_of_the_hosts_python(tmp_path, where, devi
     found = done.stdout.splitlines()[2:]
     assert found == ([where] if device != "cpu" and where != "nowhere" else []), done
     assert "'" not in script, "it is sent between single quotes"
+
+
+def test_gpus_are_listed_by_the_worker_on_that_machine(tmp_path):
+    """Its driver knows their numbers."""
+    text = json.dumps({"devices": [{"device": "cuda:0", "id": "GPU-1", "name": 'A "quoted" \\n name'}], "missing": ""})
+    worker = tmp_path / "a folder/bin/torch-remote-worker"
+    worker.parent.mkdir(parents=True)
+    worker.write_text(f"#!/bin/sh\n[ \"$*\" = --list-devices ] && cat <<'END'\n{text}\nEND\n")
+    worker.chmod(0o755)
+    script = Path(bundle.__file__).with_name("bootstrap.sh").read_text()
+    done = subprocess.run(
+        ["sh", "-c", script], input=f"gpus\n{tmp_path}/a folder\n", capture_output=True, text=True, check=False
+    )
+    answer = done.stdout.splitlines()[1]
+    assert answer.startswith("ok ") and gpus.read_list(answer[3:]) == (['A "quoted" \\n name'], ""), done
 
 
 @pytest.mark.parametrize(

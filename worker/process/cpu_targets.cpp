@@ -14,7 +14,7 @@ Target missing_cuda_target() {
                        "remote: this worker was built for examples on a CPU and cannot use GPUs; install the wheel "
                        "(./bazelw build //:wheel) and run the script with its Python");
   target.load = [refusal](DeviceOptions*) { return refusal; };
-  target.open = [refusal](int) -> DeviceOpener {
+  target.open = [refusal](const std::string&) -> DeviceOpener {
     return [refusal](remote::Transport&, const DeviceOptions&, const std::function<tr_client_activity()>&,
                      OpenDevice*) { return refusal; };
   };

@@ -36,6 +36,7 @@
 #include "worker/sandbox/sandbox.h"
 #include "worker/server/files.h"
 #include "worker/targets/cache_folder.h"
+#include "worker/targets/probed_part.h"
 
 // The worker's process. It serves one client over a given socket or over its standard input and output, or any number
 // of clients over a socket that it listens on.
@@ -186,6 +187,22 @@ int probe(const std::vector<Target>& targets, const DeviceOptions& options, bool
   return status;
 }
 
+// Implements --list-devices.
+int list_devices(const std::vector<Target>& targets) {
+  std::string devices, missing;
+  for (const Target& target : targets) {
+    if (!target.list) continue;
+    const DeviceList found = target.list();
+    for (const ListedDevice& device : found.devices) {
+      devices += (devices.empty() ? "" : ", ") + ("{\"device\": " + json_text(device.device)) +
+                 ", \"id\": " + json_text(device.id) + ", \"name\": " + json_text(device.name) + "}";
+    }
+    if (missing.empty()) missing = found.missing;
+  }
+  std::printf("{\"devices\": [%s], \"missing\": %s}\n", devices.c_str(), json_text(missing).c_str());
+  return 0;
+}
+
 // Runs a session's process. `descriptor` comes from the listener.
 int serve_listener(int descriptor, ListenOptions listening, const ServerOptions& options) {
   SessionStart start;
@@ -269,7 +286,7 @@ int run(int argc, char** argv, const std::vector<Target>& targets) {
   app.add_option("--plugin", plugin, "the plugin that runs ops; default: libaten_plugin.so of the package");
   app.add_option("--codegen", options.codegen,
                  "the library that compiles kernels; default: libtorch_remote_codegen.so of the package");
-  ChosenDevices chosen{&targets.front(), {0}};
+  ChosenDevices chosen{&targets.front(), {"0"}};
   app.add_option_function<std::string>(
          "--device",
          [&](const std::string& names) {
@@ -318,13 +335,15 @@ int run(int argc, char** argv, const std::vector<Target>& targets) {
         }
       },
       "with --listen unix://, users (names or numbers) whose processes may connect, in addition to this one and root");
-  bool probes = false, probes_sandbox = false, as_json = false;
+  bool probes = false, probes_sandbox = false, as_json = false, lists = false;
   auto* probe_flag =
       app.add_flag("--probe", probes,
                    "print the GPUs, the driver and the libraries of this machine and how to install missing ones, then "
                    "exit; the exit status is 0 if nothing is missing, 1 if something is, 2 if no GPU can be used");
   app.add_flag("--json", as_json, "print the result of --probe as JSON")
       ->needs(probe_flag->excludes(given)->excludes(over_stdio));
+  app.add_flag("--list-devices", lists,
+               "print as JSON the GPUs that the driver shows to this process, with the values of --device, then exit");
   app.add_flag("--probe-sandbox", probes_sandbox,
                "print as JSON what confines the sessions of a listening worker on this machine, then exit");
   app.add_option("--status-file", listening.status_file,
@@ -344,6 +363,7 @@ int run(int argc, char** argv, const std::vector<Target>& targets) {
   options.plugin = plugin;
   if (probes_sandbox) return probe_sandbox(listening.sandbox);
   if (probes) return probe(targets, options, as_json);
+  if (lists) return list_devices(targets);
   if (allows_files->count() > 0) {
     if (const Status status = Files::in(folder.empty() ? "/" : folder, &options.files); !status.ok())
       return fail(status.message());
@@ -365,11 +385,11 @@ int run(int argc, char** argv, const std::vector<Target>& targets) {
   // A stopped worker continues when its client dies, and notices the end of the connection.
   if (socket >= 0) prctl(PR_SET_PDEATHSIG, SIGCONT);
   const Target& target = *chosen.target;
-  if (chosen.numbers.size() > 1) {
+  if (chosen.ids.size() > 1) {
     if (listening.url.empty()) return fail("remote: one client has one device; use several devices with --listen");
-    std::ranges::transform(chosen.numbers, std::back_inserter(listening.devices), target.open);
+    std::ranges::transform(chosen.ids, std::back_inserter(listening.devices), target.open);
   }
-  options.open_device = target.open(chosen.numbers.front());
+  options.open_device = target.open(chosen.ids.front());
   for (const Target& other : targets) {
     if (other.open_reference) options.open_reference = other.open_reference;
   }

@@ -50,6 +50,17 @@ using DeviceOpener = std::function<Status(remote::Transport& transport, const De
 // Opens a device in this process's memory, with slow and simple runners, to compare others with (worker/shadow).
 using ReferenceOpener = std::function<Status(OpenDevice* opened)>;
 
+// The devices of a target on this machine, found without opening them.
+struct ListedDevice {
+  std::string device;  // The value of --device: "cuda:0".
+  std::string id;      // What names it on every machine and in every order: a GPU's UUID.
+  std::string name;    // "NVIDIA A100-SXM4-80GB"
+};
+struct DeviceList {
+  std::vector<ListedDevice> devices;
+  std::string missing;  // Why there are none, if that is known.
+};
+
 // Reports what a target finds on this machine, and how to install what is missing.
 struct Probed {
   std::string text;  // Lines for people.
@@ -64,8 +75,11 @@ struct Target {
   bool gpu = false;       // Tensors live in a GPU's memory, and sessions use its driver.
   // Loads into a session's process what the target needs there; null: nothing.
   std::function<Status(DeviceOptions*)> load;
-  std::function<DeviceOpener(int number)> open;       // `number`: 0 unless `numbered`.
-  std::function<Probed(const DeviceOptions&)> probe;  // Null: --probe has nothing to report about the target.
+  // Whether a text that is not a number names a device after "NAME:": a GPU's UUID. Null: devices have numbers only.
+  std::function<bool(std::string_view id)> is_id = {};
+  std::function<DeviceOpener(const std::string& id)> open;  // `id`: a number, "0" unless `numbered`; or as for is_id.
+  std::function<Probed(const DeviceOptions&)> probe;        // Null: --probe has nothing to report about the target.
+  std::function<DeviceList()> list = {};                    // Null: the target is not in --list-devices.
   ReferenceOpener open_reference = nullptr;           // Null: other targets are not compared with this one.
 };
 
@@ -75,11 +89,12 @@ std::string device_names(const Target& target);
 // Devices of one target.
 struct ChosenDevices {
   const Target* target = nullptr;
-  std::vector<int> numbers;  // At least one.
+  std::vector<std::string> ids;  // For Target::open; at least one.
 };
 
-// Reads the value of --device: "cpu", "cuda", "cuda:1", or several devices of one target with commas: "cuda:0,cuda:1".
-// If a name is not a device, the returned error lists the devices of all targets. `targets` must outlive *chosen.
+// Reads the value of --device: "cpu", "cuda", "cuda:1", "cuda:GPU-8932f937", or several devices of one target with
+// commas: "cuda:0,cuda:1". If a name is not a device, the returned error lists the devices of all targets. `targets`
+// must outlive *chosen.
 Status choose_devices(std::string_view text, std::span<const Target> targets, ChosenDevices* chosen);
 
 }  // namespace torch_remote::worker

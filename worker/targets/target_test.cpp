@@ -22,12 +22,22 @@ TEST(Targets, AreChosenByNameAndNumber) {
   ChosenDevices chosen;
   EXPECT_EQ(choose("cpu", &chosen), "");
   EXPECT_EQ(chosen.target, &kTargets[0]);
-  EXPECT_EQ(chosen.numbers, (std::vector{0}));
+  EXPECT_EQ(chosen.ids, (std::vector<std::string>{"0"}));
   EXPECT_EQ(choose("gpu", &chosen), "");
   EXPECT_EQ(chosen.target, &kTargets[1]);
-  EXPECT_EQ(chosen.numbers, (std::vector{0}));
+  EXPECT_EQ(chosen.ids, (std::vector<std::string>{"0"}));
   EXPECT_EQ(choose("gpu:3,gpu,gpu:12", &chosen), "");
-  EXPECT_EQ(chosen.numbers, (std::vector{3, 0, 12}));
+  EXPECT_EQ(chosen.ids, (std::vector<std::string>{"3", "0", "12"}));
+}
+
+TEST(Targets, HaveIdsOfTheirOwn) {
+  std::vector<Target> targets = kTargets;
+  targets[1].is_id = [](std::string_view id) { return id.starts_with("GPU-"); };
+  ChosenDevices chosen;
+  EXPECT_TRUE(choose_devices("gpu:GPU-12ab,gpu:1", targets, &chosen).ok());
+  EXPECT_EQ(chosen.ids, (std::vector<std::string>{"GPU-12ab", "1"}));
+  EXPECT_FALSE(choose_devices("cpu:GPU-12ab", targets, &chosen).ok());
+  EXPECT_FALSE(choose_devices("gpu:12ab", targets, &chosen).ok());
 }
 
 TEST(Targets, ErrorsListWhatThereIs) {

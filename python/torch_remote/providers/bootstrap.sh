@@ -17,12 +17,6 @@ if importlib.metadata.version(\"torch\").partition(\"+\")[0] == \"$1\":
   done
 }
 
-find_gpus() {
-  for gpu in /proc/driver/nvidia/gpus/*/information; do
-    [ -f "$gpu" ] && sed -n "s/^Model:[[:space:]]*//p" "$gpu" | tr "\n" ";"
-  done
-}
-
 # The folder of the packages with the libraries of NVIDIA.
 find_nvidia() {
   for python in python3 python; do
@@ -71,7 +65,10 @@ put() {
 while read -r word first rest; do
   case "$word" in
     torch) echo "ok $(find_torch "$first")" ;;
-    gpus) echo "ok $(find_gpus)" ;;
+    gpus)
+      read -r bundle
+      printf "ok %s\\n" "$("$bundle/bin/torch-remote-worker" --list-devices </dev/null)"
+      ;;
     have) if [ -d "$root/$first" ]; then touch "$root/$first"; echo "ok $root/$first"; else echo "ok"; fi ;;
     put) if put "$first"; then echo "ok $root/$first"; else echo "failed cannot unpack in $root"; fi ;;
     run)

@@ -1,6 +1,7 @@
 """Names of GPUs: what users write, and what drivers and clusters call the same GPUs."""
 
 import difflib
+import json
 import re
 
 from torch_remote.providers.provider import MachineError
@@ -73,11 +74,26 @@ def matches(gpu: str, driver_name: str) -> bool:
     return re.fullmatch(_KNOWN[gpu][0], driver_name.removeprefix("NVIDIA ").strip()) is not None
 
 
-def choose(gpu: str, count: int, there: list[str], where: str) -> list[int]:
-    """Indices of `count` matching GPUs among `there`, the driver's names in its order."""
+def read_list(text: str) -> tuple[list[str], str]:
+    """Reads the output of `torch-remote-worker --list-devices`: the driver's names of the GPUs, where GPU i is cuda:i;
+    and why there are none, if the worker knows."""
+    try:
+        listed = json.loads(text)
+        numbered = {int(gpu["device"].removeprefix("cuda:")): gpu["name"] for gpu in listed["devices"]}
+        return [numbered[i] for i in range(len(numbered))], listed["missing"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise MachineError(f"remote: torch-remote-worker --list-devices printed {text[:200]!r}") from error
+
+
+def choose(gpu: str, count: int, there: list[str], where: str, why: str = "") -> list[int]:
+    """Indices of `count` matching GPUs among `there`, the driver's names in its order. `why`: the reason if there are
+    none."""
     found = [i for i, name in enumerate(there) if matches(gpu, name)]
     if len(found) >= count:
         return found[:count]
     has = ", ".join(there) if there else "no NVIDIA GPU"
     wanted = f"{count} GPU{'s' if count > 1 else ''}" + ("" if gpu == ANY else f" of kind {gpu}")
-    raise MachineError(f"remote: {where} has {has}, but the machine needs {wanted}; request what is available")
+    raise MachineError(
+        f"remote: {where} has {has}, but the machine needs {wanted}; request what is available"
+        + (f" ({why})" if why and not there else "")
+    )

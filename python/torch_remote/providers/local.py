@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch_remote.providers.provider import Endpoint, MachineError, MachineSpec,
 from torch_remote.version import plugin
 
 _package = Path(__file__).parent.parent
-_DRIVER = Path("/proc/driver/nvidia/gpus")
+_LIST_LIMIT = 60.0  # seconds; a driver that no process uses may take several seconds to start
 # These options state what clients of a worker may do in addition to ops. Providers whose worker is elsewhere have them.
 ALLOWANCES = {
     "allow_files": "a folder there whose files torch.remote.load_file may have read; True: all files",
@@ -66,15 +67,29 @@ def worker_arguments(spec: MachineSpec, gpu: int | None) -> list[str]:
     return arguments + allowances(spec.options)
 
 
-def gpus_here() -> list[str]:
-    """The driver's names of this machine's GPUs, in the order of their bus ids, which is the driver's order."""
-    names = []
-    for folder in sorted(_DRIVER.iterdir()) if _DRIVER.is_dir() else []:
-        for line in (folder / "information").read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "Model":
-                names.append(value.strip())
-    return names
+def worker_binary() -> str:
+    """The path of the worker's program."""
+    binary = os.environ.get("TORCH_REMOTE_WORKER_BINARY") or str(_package / "bin/torch-remote-worker")
+    if not os.access(binary, os.X_OK):
+        raise MachineError(
+            f"remote: the worker's program {binary} is missing or not executable; install torch_remote again"
+        )
+    return binary
+
+
+def choose_gpus(gpu: str, count: int) -> list[int]:
+    """The numbers of `count` GPUs of this machine, as in `--device cuda:0`.
+
+    We ask the worker, because only the driver knows them: it numbers GPUs by speed or by bus (CUDA_DEVICE_ORDER), and
+    CUDA_VISIBLE_DEVICES hides some. /proc and nvidia-smi have other numbers.
+    """
+    command = [worker_binary(), "--list-devices"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=_LIST_LIMIT, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise MachineError(f"remote: the driver does not list its GPUs within {_LIST_LIMIT:.0f} s") from error
+    there, why = gpus.read_list(said.stdout)
+    return gpus.choose(gpu, count, there, "this machine", why)
 
 
 class Local(Provider):
@@ -91,16 +106,12 @@ class Local(Provider):
     def check(cls, spec: MachineSpec) -> None:
         worker_arguments(spec, None)
         if spec.gpu:
-            gpus.choose(spec.gpu, spec.gpu_count, gpus_here(), "this machine")
+            choose_gpus(spec.gpu, spec.gpu_count)
 
     def start(self, spec: MachineSpec) -> Endpoint:
         self._spec = spec
-        self._binary = os.environ.get("TORCH_REMOTE_WORKER_BINARY") or str(_package / "bin/torch-remote-worker")
-        if not os.access(self._binary, os.X_OK):
-            raise MachineError(
-                f"remote: the worker's program {self._binary} is missing or not executable; install torch_remote again"
-            )
-        self._gpus = gpus.choose(spec.gpu, spec.gpu_count, gpus_here(), "this machine") if spec.gpu else None
+        self._binary = worker_binary()
+        self._gpus = choose_gpus(spec.gpu, spec.gpu_count) if spec.gpu else None
         return self.connect(0)
 
     def connect(self, index: int) -> Endpoint:

@@ -108,15 +108,14 @@ class Ssh(Provider):
                 f"remote: {self.name} has glibc {glibc or '(none)'}, and this build of torch_remote needs "
                 f"{needed[0]}.{needed[1]} or newer; use a newer system there, or build torch_remote on an older one"
             )
-        if self._spec.gpu:
-            if self._gpus is None:
-                there = [name for name in talk.ask("gpus").split(";") if name]
-                self._gpus = gpus.choose(self._spec.gpu, self._spec.gpu_count, there, self.name)
-        elif not self._torch_lib:
+        if not self._spec.gpu and not self._torch_lib:
             self._torch_lib = talk.ask(f"torch {bundle.torch_version()}")
             if not self._torch_lib:
                 self._torch_lib = self._bring(talk, bundle.libtorch(), f"torch {bundle.torch_version()}")
         root = self._bring(talk, archive, "the worker")
+        if self._spec.gpu and self._gpus is None:
+            there, why = gpus.read_list(talk.ask(f"gpus\n{root}"))
+            self._gpus = gpus.choose(self._spec.gpu, self._spec.gpu_count, there, self.name, why)
         gpu = self._gpus[index] if self._gpus else None
         level = os.environ.get("TORCH_REMOTE_WORKER_LOG") or "warn"
         talk.run(root, level, self._torch_lib, worker_arguments(self._spec, gpu))

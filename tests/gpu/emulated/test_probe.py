@@ -45,6 +45,14 @@ def test_on_the_gpu_in_software():
     assert checks["GPU"]["state"] == checks["cuDNN"]["state"] == "ok" and "cuda:" in checks["GPU"]["found"]
 
 
+def test_devices_are_listed_with_their_uuids():
+    said = subprocess.run([SOFTWARE, "--list-devices"], env=CLEAN, capture_output=True, text=True, timeout=60)
+    assert said.returncode == 0, said
+    listed = json.loads(said.stdout)
+    assert [gpu["device"] for gpu in listed["devices"]] == ["cuda:0", "cuda:1"] and not listed["missing"]
+    assert listed["devices"][1]["id"].startswith("GPU-e1e1") and "software 1" in listed["devices"][1]["name"]
+
+
 def test_what_is_missing_is_told_with_the_command_to_install_it(tmp_path):
     said = probe(SOFTWARE, "--json", TORCH_REMOTE_PACKAGE=str(tmp_path))  # a package without its compiler
     compiler = json.loads(said.stdout)["parts"][-1]

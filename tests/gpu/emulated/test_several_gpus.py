@@ -109,8 +109,9 @@ def test_sessions_are_spread_over_the_gpus(tmp_path, scheme):
             assert time.monotonic() < deadline, used
 
 
-def test_one_gpu_may_be_another_than_the_first(tmp_path):
-    with serving(f"unix://{tmp_path}/w", "cuda:1") as address:
+@pytest.mark.parametrize("device", ["cuda:1", "cuda:GPU-e1e1e1e1-e1e1-e1e1-e1e1-e1e1e1e1e1e1", "cuda:GPU-e1"])
+def test_one_gpu_may_be_another_than_the_first(tmp_path, device):
+    with serving(f"unix://{tmp_path}/w", device) as address:
         assert client(address, address) == [1, 1]
 
 
@@ -135,7 +136,7 @@ def test_a_gpu_and_a_cpu_meet_over_the_network(tmp_path):
     assert ways == ["over the network, as remote:1 is not a GPU"] * 2
 
 
-@pytest.mark.parametrize("devices", ["cuda:0,cpu", "cuda:0,", "cuda:-1", ",cuda:0", "cuda:x", "gpu"])
+@pytest.mark.parametrize("devices", ["cuda:0,cpu", "cuda:0,", "cuda:-1", ",cuda:0", "cuda:x", "cuda:GPU-x", "gpu"])
 def test_what_is_no_device_is_refused(devices):
     said = subprocess.run(
         [WORKER, "--listen", "tcp://127.0.0.1:0", "--device", devices], capture_output=True, text=True

@@ -5,6 +5,6 @@
 int main(int argc, char** argv) {
   using namespace torch_remote::worker;
   std::vector<Target> targets = all_targets();
-  targets.front().open = [](int) { return testing::open_delayed_device; };
+  targets.front().open = [](const std::string&) { return testing::open_delayed_device; };
   return run_worker(argc, argv, targets);
 }

@@ -71,6 +71,6 @@ Status open_probing_device(remote::Transport& transport, const DeviceOptions& op
 int main(int argc, char** argv) {
   using namespace torch_remote::worker;
   std::vector<Target> targets = all_targets();
-  targets.front().open = [](int) { return open_probing_device; };
+  targets.front().open = [](const std::string&) { return open_probing_device; };
   return run_worker(argc, argv, targets);
 }

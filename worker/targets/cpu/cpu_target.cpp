@@ -132,7 +132,7 @@ Target cpu_target() {
   return {.name = "cpu",
           .about = "this machine's memory and processor",
           .load = [](DeviceOptions* options) { return load_plugin(options->plugin, &options->runner); },
-          .open = [](int) { return open_cpu; },
+          .open = [](const std::string&) { return open_cpu; },
           .probe = probe_cpu};
 }
 

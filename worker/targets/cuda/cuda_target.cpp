@@ -7,6 +7,7 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "codegen/loop/scalar_ops.h"
 #include "remote/wire/environment.h"
@@ -14,6 +15,7 @@
 #include "worker/targets/cuda/compiled/compiler.h"
 #include "worker/targets/cuda/compiled/cuda_runner.h"
 #include "worker/targets/cuda/device/cuda_device.h"
+#include "worker/targets/cuda/device/gpu_list.h"
 #include "worker/targets/cuda/device/library_search.h"
 #include "worker/targets/cuda/device/nccl_collectives.h"
 #include "worker/targets/cuda/dnn/cudnn.h"
@@ -39,11 +41,10 @@ cuda::AtenSource aten_source(const std::string& plugin) {
   return cuda::find_aten(given ? folder : remote::package_folder().parent_path() / "torch/lib", plugin);
 }
 
-DeviceOpener open_gpu(int ordinal) {
-  return [ordinal, libraries = library_search_path()](remote::Transport&, const DeviceOptions& options,
-                                                      const std::function<tr_client_activity()>&, OpenDevice* opened) {
+DeviceOpener open_gpu(const std::string& id) {
+  return [id, libraries = library_search_path()](remote::Transport&, const DeviceOptions& options,
+                                                 const std::function<tr_client_activity()>&, OpenDevice* opened) {
     cuda::CudaDevice::Options device_options;
-    device_options.ordinal = ordinal;
     device_options.limit = options.memory_limit;
     device_options.kernels.folder = cache_folder();
     cuda::LibrarySearchPath search_path = libraries;
@@ -52,6 +53,7 @@ DeviceOpener open_gpu(int ordinal) {
     if (status.ok()) {
       status = cuda::to_status(driver, driver.driver_get_version(&search_path.driver), "cuDriverGetVersion");
     }
+    if (status.ok()) status = cuda::find_gpu(driver, id, &device_options.ordinal);
     if (status.ok()) {
       status = cuda::open_gpu_compiler(
           options.codegen, search_path, [](const std::string& text) { spdlog::warn("{}", text); },
@@ -79,6 +81,19 @@ DeviceOpener open_gpu(int ordinal) {
   };
 }
 
+DeviceList list_devices(const cuda::ProbeSource& source) {
+  DeviceList list;
+  cuda::Driver driver;
+  std::vector<cuda::ListedGpu> gpus;
+  Status status = source.driver(&driver);
+  if (status.ok()) status = cuda::list_gpus(driver, &gpus);
+  if (!status.ok()) list.missing = status.message();
+  for (const cuda::ListedGpu& gpu : gpus) {
+    list.devices.push_back({.device = "cuda:" + std::to_string(gpu.ordinal), .id = gpu.uuid, .name = gpu.name});
+  }
+  return list;
+}
+
 }  // namespace
 
 Target cuda_target(cuda::ProbeSource source) {
@@ -87,14 +102,17 @@ Target cuda_target(cuda::ProbeSource source) {
           .numbered = true,
           .gpu = true,
           .load = {},
+          .is_id = cuda::is_gpu_id,
           .open = open_gpu,
-          .probe = [source = std::move(source)](const DeviceOptions& options) {
-            cuda::Probe found = cuda::probe(source, library_search_path(), options.codegen);
-            const cuda::AtenSource aten = aten_source(options.plugin);
-            found.aten = {.name = "libtorch", .path = aten.found, .without = kWithoutAten};
-            if (!aten.open) found.aten.set_missing({ErrorCode::kUnsupported, aten.missing});
-            return cuda::to_probed(found);
-          }};
+          .probe =
+              [source](const DeviceOptions& options) {
+                cuda::Probe found = cuda::probe(source, library_search_path(), options.codegen);
+                const cuda::AtenSource aten = aten_source(options.plugin);
+                found.aten = {.name = "libtorch", .path = aten.found, .without = kWithoutAten};
+                if (!aten.open) found.aten.set_missing({ErrorCode::kUnsupported, aten.missing});
+                return cuda::to_probed(found);
+              },
+          .list = [source] { return list_devices(source); }};
 }
 
 }  // namespace torch_remote::worker

@@ -14,6 +14,7 @@
 
 #include "worker/targets/cuda/compiled/compiler.h"
 #include "worker/targets/cuda/device/gpu.h"
+#include "worker/targets/cuda/device/gpu_list.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
@@ -74,6 +75,7 @@ ProbedGpu probe_gpu(const Driver& driver, int number) {
     (void)driver.device_total_mem(&memory, device);
   }
   found.name = name.data();
+  found.uuid = uuid_text(driver, device);
   found.all_memory = memory;
   std::shared_ptr<Gpu> gpu;
   if (const Status status = Gpu::open(driver, number, &gpu); !status.ok()) {
@@ -112,7 +114,8 @@ std::string gibibytes(uint64_t bytes) {
 
 std::string json_of(const ProbedGpu& gpu) {
   return "{\"device\": \"cuda:" + std::to_string(gpu.number) + "\", \"name\": " + json_text(gpu.name) +
-         ", \"sm\": " + std::to_string(gpu.sm) + ", \"processors\": " + std::to_string(gpu.multiprocessors) +
+         ", \"uuid\": " + json_text(gpu.uuid) + ", \"sm\": " + std::to_string(gpu.sm) +
+         ", \"processors\": " + std::to_string(gpu.multiprocessors) +
          ", \"free_memory\": " + std::to_string(gpu.free_memory) +
          ", \"all_memory\": " + std::to_string(gpu.all_memory) + ", \"missing\": " + json_text(gpu.missing) + "}";
 }

@@ -20,6 +20,7 @@ namespace torch_remote::worker::cuda {
 struct ProbedGpu {
   int number = 0;  // The N of cuda:N.
   std::string name = {};
+  std::string uuid = {};                     // As uuid_text().
   uint32_t sm = 0;                           // 90 for compute capability 9.0.
   uint32_t multiprocessors = 0;              // Multiprocessors.
   uint64_t free_memory = 0, all_memory = 0;  // bytes

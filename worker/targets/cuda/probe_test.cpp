@@ -74,6 +74,7 @@ TEST_F(ProbeTest, FindsWhatIsThere) {
   ASSERT_EQ(found.gpus.size(), 2U);
   EXPECT_EQ(found.gpus[1].number, 1);
   EXPECT_EQ(found.gpus[1].sm, 90U);
+  EXPECT_TRUE(found.gpus[1].uuid.starts_with("GPU-e1e1")) << found.gpus[1].uuid;
   EXPECT_GT(found.gpus[1].free_memory, 0U);
   EXPECT_LE(found.gpus[1].free_memory, found.gpus[1].all_memory);
   EXPECT_FALSE(found.gpus[1].name.empty());
@@ -166,10 +167,10 @@ TEST_F(ProbeTest, WithoutADriverLibrariesAreLookedAtAllTheSame) {
 TEST_F(ProbeTest, JsonIsQuoted) {
   Probe found;
   found.parts.push_back({.name = "driver", .path = "a\"b\\c\n", .missing = "none"});
-  found.gpus.push_back({.number = 3, .name = "G", .sm = 90});
+  found.gpus.push_back({.number = 3, .name = "G", .uuid = "GPU-1", .sm = 90});
   const std::string json = "{" + to_probed(found).json + "}";
   EXPECT_NE(json.find(R"("path": "a\"b\\c\u000a")"), std::string::npos) << json;
-  EXPECT_NE(json.find(R"("device": "cuda:3", "name": "G", "sm": 90)"), std::string::npos) << json;
+  EXPECT_NE(json.find(R"("device": "cuda:3", "name": "G", "uuid": "GPU-1", "sm": 90)"), std::string::npos) << json;
   EXPECT_TRUE(json.starts_with(R"({"usable": true, "complete": false,)")) << json;
 }
 

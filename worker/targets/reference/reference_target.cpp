@@ -54,7 +54,7 @@ Target reference_target() {
                 if (!load_plugin(options->plugin, &options->runner).ok()) options->runner = nullptr;
                 return Status();
               },
-          .open = [](int) { return open_reference; },
+          .open = [](const std::string&) { return open_reference; },
           .probe = {},
           .open_reference = open_for_comparison};
 }
