@@ -39,6 +39,8 @@ def test_on_the_gpu_in_software():
     parts = {part["name"]: part for part in found["parts"]}
     assert set(parts) == {"driver", "cuBLASLt", "cuDNN", "NVRTC", "nvJitLink", "compiler"}
     assert parts["driver"]["version"].startswith("CUDA 1") and parts["cuDNN"]["version"].startswith("9.")
+    older = json.loads(probe(SOFTWARE, "--json", TORCH_REMOTE_PACKAGE=package, TORCH_REMOTE_TEST_DRIVER="12040").stdout)
+    assert older["parts"][0]["version"] == "CUDA 12.4"
     text = probe(SOFTWARE, TORCH_REMOTE_PACKAGE=package).stdout
     assert "cuda:1" in text and "Nothing is missing" in text
     checks = doctor(TORCH_REMOTE_WORKER_BINARY=str(SOFTWARE), TORCH_REMOTE_PACKAGE=package)

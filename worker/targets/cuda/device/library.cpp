@@ -11,6 +11,13 @@ namespace {
 
 constexpr int kNewest = 13, kOldest = 12;
 
+// Folders of libraries in a CUDA or conda installation.
+#ifdef __aarch64__
+constexpr const char* kToolkitFolders[] = {"/lib64/", "/lib/", "/targets/sbsa-linux/lib/"};
+#else
+constexpr const char* kToolkitFolders[] = {"/lib64/", "/lib/", "/targets/x86_64-linux/lib/"};
+#endif
+
 std::string package_of(const Library& library, int major) {
   std::string name(library.package);
   if (major == kOldest || !library.version.empty()) name += "-cu" + std::to_string(major);
@@ -68,7 +75,7 @@ std::vector<LibraryFile> files_of(const Library& library, const LibrarySearchPat
     }
     if (search_path.linker) files.push_back({soname, major});
     for (const std::string& folder : search_path.toolkits) {
-      for (const char* const libraries : {"/lib64/", "/lib/", "/targets/x86_64-linux/lib/"}) {
+      for (const char* const libraries : kToolkitFolders) {
         files.push_back({folder + libraries + soname, major});
       }
     }
