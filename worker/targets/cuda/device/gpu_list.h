@@ -18,8 +18,9 @@ struct ListedGpu {
   std::string uuid;  // As uuid_text().
 };
 
-// "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", as nvidia-smi -L prints it; for a part of a GPU (MIG): "MIG-...". Empty
-// if the driver does not return it.
+// "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", as nvidia-smi -L prints it; for a part of a GPU (MIG): "MIG-...". The
+// driver's table has cuDeviceGetUuid of CUDA 11.4 or later, which returns the UUID of the part, not of the whole GPU.
+// Empty if the driver does not return it.
 std::string uuid_text(const Driver& driver, DeviceNumber device);
 
 Status list_gpus(const Driver& driver, std::vector<ListedGpu>* gpus);
