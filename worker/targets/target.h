@@ -80,7 +80,7 @@ struct Target {
   std::function<DeviceOpener(const std::string& id)> open;  // `id`: a number, "0" unless `numbered`; or as for is_id.
   std::function<Probed(const DeviceOptions&)> probe;        // Null: --probe has nothing to report about the target.
   std::function<DeviceList()> list = {};                    // Null: the target is not in --list-devices.
-  ReferenceOpener open_reference = nullptr;           // Null: other targets are not compared with this one.
+  ReferenceOpener open_reference = nullptr;                 // Null: other targets are not compared with this one.
 };
 
 // The names of its devices: "cpu", or "cuda:0, cuda:1, ...".
