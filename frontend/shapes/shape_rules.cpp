@@ -6,6 +6,7 @@
 #include <ATen/ops/result_type.h>
 #include <c10/core/MemoryFormat.h>
 
+#include <algorithm>
 #include <cmath>
 #include <span>
 
@@ -591,74 +592,48 @@ bool arange(const OpEntry& op, const IValue* args, Inferred& out) {
   return true;
 }
 
+std::span<const NamedShapeRule> common_rules() {
+  using enum ir::ShapeFunction;
+  static constexpr NamedShapeRule kRules[] = {
+      {kPointwise, pointwise},
+      {kPointwiseAny, pointwise_any},
+      {kPromoted, promoted},
+      {kLerp, lerp},
+      {kAddcdiv, addcdiv},
+      {kClamp, clamp},
+      {kGelu, gelu<1>},
+      {kGeluBackward, gelu<2>},
+      {kWhere, where},
+      {kLike, like_first},
+      {kLikeNumber, like_number},
+      {kLikeFloat, like_float},
+      {kComparison, comparison<false>},
+      {kComparisonAny, comparison<true>},
+      {kFrexp, frexp},
+      {kAngle, angle},
+      {kReduction, reduction<ReductionKind::kNumber>},
+      {kSum, reduction<ReductionKind::kSum>},
+      {kAnyAll, reduction<ReductionKind::kBool>},
+      {kArgReduction, reduction<ReductionKind::kIndex>},
+      {kMm, matmul_rule<2, false>},
+      {kBmm, matmul_rule<3, false>},
+      {kAddmm, addmm_rule},
+      {kForeach, foreach_like},
+      {kForeachNorm, foreach_norm},
+      {kCopiedLists, copied_lists},
+      {kNumberIsIn, number_is_in},
+      {kArange, arange},
+  };
+  return kRules;
+}
+
 }  // namespace
 
 ShapeRuleFunction find_shape_rule(ir::ShapeFunction function) {
-  using enum ir::ShapeFunction;
-  switch (function) {
-    case kNone:
-      return nullptr;
-    case kPointwise:
-      return pointwise;
-    case kPointwiseAny:
-      return pointwise_any;
-    case kPromoted:
-      return promoted;
-    case kLerp:
-      return lerp;
-    case kAddcdiv:
-      return addcdiv;
-    case kClamp:
-      return clamp;
-    case kGelu:
-      return gelu<1>;
-    case kGeluBackward:
-      return gelu<2>;
-    case kWhere:
-      return where;
-    case kLike:
-      return like_first;
-    case kLikeNumber:
-      return like_number;
-    case kLikeFloat:
-      return like_float;
-    case kComparison:
-      return comparison<false>;
-    case kComparisonAny:
-      return comparison<true>;
-    case kFrexp:
-      return frexp;
-    case kAngle:
-      return angle;
-    case kReduction:
-      return reduction<ReductionKind::kNumber>;
-    case kSum:
-      return reduction<ReductionKind::kSum>;
-    case kAnyAll:
-      return reduction<ReductionKind::kBool>;
-    case kArgReduction:
-      return reduction<ReductionKind::kIndex>;
-    case kMm:
-      return matmul_rule<2, false>;
-    case kBmm:
-      return matmul_rule<3, false>;
-    case kAddmm:
-      return addmm_rule;
-    case kForeach:
-      return foreach_like;
-    case kForeachNorm:
-      return foreach_norm;
-    case kCopiedLists:
-      return copied_lists;
-    case kNumberIsIn:
-      return number_is_in;
-    case kArange:
-      return arange;
-    default:
-      break;
-  }
-  for (const auto find : {find_data_movement_rule, find_nn_rule, find_linalg_rule}) {
-    if (const ShapeRuleFunction rule = find(function)) return rule;
+  if (function == ir::ShapeFunction::kNone) return nullptr;
+  for (const auto rules : {common_rules, data_movement_rules, nn_rules, linalg_rules}) {
+    const auto found = std::ranges::find(rules(), function, &NamedShapeRule::function);
+    if (found != rules().end()) return found->rule;
   }
   TORCH_INTERNAL_ASSERT(false, "no file of shape rules has function ", static_cast<int>(function));
 }

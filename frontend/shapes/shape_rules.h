@@ -2,6 +2,8 @@
 
 #include <ATen/WrapDimUtils.h>
 
+#include <span>
+
 #include "frontend/shapes/op_entry.h"
 
 // Declarations that the files of shape rules share.
@@ -10,10 +12,15 @@ namespace torch_remote::frontend {
 // Returns null for kNone.
 ShapeRuleFunction find_shape_rule(ir::ShapeFunction function);
 
-// The functions of each file. Null if another file has the function.
-ShapeRuleFunction find_data_movement_rule(ir::ShapeFunction function);
-ShapeRuleFunction find_nn_rule(ir::ShapeFunction function);
-ShapeRuleFunction find_linalg_rule(ir::ShapeFunction function);
+// A function of the op table and its rule here.
+struct NamedShapeRule {
+  ir::ShapeFunction function;
+  ShapeRuleFunction rule;
+};
+// The rules of each file.
+std::span<const NamedShapeRule> data_movement_rules();
+std::span<const NamedShapeRule> nn_rules();
+std::span<const NamedShapeRule> linalg_rules();
 
 // Our meta function for an op whose meta in torch has other strides than the CPU kernel (missing_metas.cpp). Null if
 // there is none.

@@ -173,28 +173,19 @@ bool pad(const OpEntry&, const IValue* args, Inferred& out) {
 
 }  // namespace
 
-ShapeRuleFunction find_data_movement_rule(ir::ShapeFunction function) {
+std::span<const NamedShapeRule> data_movement_rules() {
   using enum ir::ShapeFunction;
-  switch (function) {
-    case kCat:
-      return cat;
-    case kStack:
-      return stack;
-    case kIndexSelect:
-      return index_select;
-    case kViewBackward:
-      return view_backward;
-    case kCumulative:
-      return cumulative;
-    case kViewCopy:
-      return view_copy;
-    case kRoll:
-      return roll;
-    case kPad:
-      return pad;
-    default:
-      return nullptr;
-  }
+  static constexpr NamedShapeRule kRules[] = {
+      {kCat, cat},
+      {kStack, stack},
+      {kIndexSelect, index_select},
+      {kViewBackward, view_backward},
+      {kCumulative, cumulative},
+      {kViewCopy, view_copy},
+      {kRoll, roll},
+      {kPad, pad},
+  };
+  return kRules;
 }
 
 }  // namespace torch_remote::frontend

@@ -143,22 +143,16 @@ bool histogram_edges(const OpEntry&, const IValue* args, Inferred& out) {
 
 }  // namespace
 
-ShapeRuleFunction find_linalg_rule(ir::ShapeFunction function) {
+std::span<const NamedShapeRule> linalg_rules() {
   using enum ir::ShapeFunction;
-  switch (function) {
-    case kFftC2c:
-      return fft_c2c;
-    case kFftR2c:
-      return fft_r2c;
-    case kFftC2r:
-      return fft_c2r;
-    case kLinalgEig:
-      return linalg_eig;
-    case kHistogramEdges:
-      return histogram_edges;
-    default:
-      return nullptr;
-  }
+  static constexpr NamedShapeRule kRules[] = {
+      {kFftC2c, fft_c2c},
+      {kFftR2c, fft_r2c},
+      {kFftC2r, fft_c2r},
+      {kLinalgEig, linalg_eig},
+      {kHistogramEdges, histogram_edges},
+  };
+  return kRules;
 }
 
 }  // namespace torch_remote::frontend

@@ -533,68 +533,39 @@ bool normal(const OpEntry&, const IValue* args, Inferred& out) {
 
 }  // namespace
 
-ShapeRuleFunction find_nn_rule(ir::ShapeFunction function) {
+std::span<const NamedShapeRule> nn_rules() {
   using enum ir::ShapeFunction;
-  switch (function) {
-    case kConvolution:
-      return convolution;
-    case kConvolutionBackward:
-      return convolution_backward;
-    case kEmbedding:
-      return embedding;
-    case kEmbeddingBackward:
-      return embedding_backward;
-    case kEmbeddingBag:
-      return embedding_bag<false>;
-    case kEmbeddingBagForwardOnly:
-      return embedding_bag<true>;
-    case kSoftmax:
-      return softmax;
-    case kLayerNorm:
-      return layer_norm;
-    case kLayerNormBackward:
-      return layer_norm_backward;
-    case kBatchNorm:
-      return batch_norm;
-    case kBatchNormNoStats:
-      return batch_norm_no_stats;
-    case kBatchNormNoTraining:
-      return batch_norm_no_training;
-    case kBatchNormNoUpdate:
-      return batch_norm_no_update;
-    case kBatchNormFunctional:
-      return batch_norm_functional;
-    case kBatchNormWithUpdate:
-      return batch_norm_with_update;
-    case kBatchNormWithUpdateFunctional:
-      return batch_norm_with_update_functional;
-    case kBatchNormBackward:
-      return batch_norm_backward;
-    case kGroupNorm:
-      return group_norm;
-    case kGroupNormBackward:
-      return group_norm_backward;
-    case kDropout:
-      return dropout;
-    case kDropoutBackward:
-      return dropout_backward;
-    case kNormal:
-      return normal;
-    case kLossBackward:
-      return loss_backward;
-    case kLossWithLogits:
-      return loss_with_logits;
-    case kLogSigmoid:
-      return log_sigmoid;
-    case kLogSigmoidBackward:
-      return log_sigmoid_backward;
-    case kPreluBackward:
-      return prelu_backward;
-    case kChannelShuffle:
-      return channel_shuffle;
-    default:
-      return nullptr;
-  }
+  static constexpr NamedShapeRule kRules[] = {
+      {kConvolution, convolution},
+      {kConvolutionBackward, convolution_backward},
+      {kEmbedding, embedding},
+      {kEmbeddingBackward, embedding_backward},
+      {kEmbeddingBag, embedding_bag<false>},
+      {kEmbeddingBagForwardOnly, embedding_bag<true>},
+      {kSoftmax, softmax},
+      {kLayerNorm, layer_norm},
+      {kLayerNormBackward, layer_norm_backward},
+      {kBatchNorm, batch_norm},
+      {kBatchNormNoStats, batch_norm_no_stats},
+      {kBatchNormNoTraining, batch_norm_no_training},
+      {kBatchNormNoUpdate, batch_norm_no_update},
+      {kBatchNormFunctional, batch_norm_functional},
+      {kBatchNormWithUpdate, batch_norm_with_update},
+      {kBatchNormWithUpdateFunctional, batch_norm_with_update_functional},
+      {kBatchNormBackward, batch_norm_backward},
+      {kGroupNorm, group_norm},
+      {kGroupNormBackward, group_norm_backward},
+      {kDropout, dropout},
+      {kDropoutBackward, dropout_backward},
+      {kNormal, normal},
+      {kLossBackward, loss_backward},
+      {kLossWithLogits, loss_with_logits},
+      {kLogSigmoid, log_sigmoid},
+      {kLogSigmoidBackward, log_sigmoid_backward},
+      {kPreluBackward, prelu_backward},
+      {kChannelShuffle, channel_shuffle},
+  };
+  return kRules;
 }
 
 }  // namespace torch_remote::frontend
