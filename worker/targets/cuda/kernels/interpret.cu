@@ -369,11 +369,6 @@ __device__ INLINE Best reduce_block(int reduction, i64 type, Best mine, Shared& 
   return {shared.cells[0], shared.places[0]};
 }
 
-// The cells of a chunk's totals.
-__device__ u64* cells_of_chunk(const InterpretArguments& f, i64 item) {
-  return pointer<u64>(f.totals) + item * f.total_cells;
-}
-
 struct Chunk {
   i64 item, begin, end;
 };
