@@ -1,4 +1,4 @@
-"""Runs the guard harness (worker/targets/aten/checks/guard_harness.cpp) and reads its report.
+"""Runs the guard harness (guard_harness.cpp) and reads its report.
 
 bazel run //tests/guards:guards                 what the worker's own path lets through
 bazel run //tests/guards:guards -- --torch      what torch's kernels do without the worker's checks
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-HARNESS = "worker/targets/aten/checks/guard_harness"
+HARNESS = "tests/guards/guard_harness"
 HEADER = """\
 # Ops of aten:: outside the op table that programs may call: //tests/guards changed their arguments in every way that it
 # knows, and found no access outside of operands. Written by: bazel run //tests/guards:guards -- --update

@@ -21,9 +21,9 @@
 #include <optional>
 #include <set>
 
+#include "tests/guards/guard_changes.h"
+#include "tests/guards/guard_pages.h"
 #include "worker/targets/aten/checks/guard.h"
-#include "worker/targets/aten/checks/guard_changes.h"
-#include "worker/targets/aten/checks/guard_pages.h"
 #include "worker/targets/aten/checks/no_warnings.h"
 #include "worker/targets/aten/checks/schema.h"
 #include "worker/targets/aten/kernels/fft.h"

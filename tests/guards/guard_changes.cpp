@@ -1,4 +1,4 @@
-#include "worker/targets/aten/checks/guard_changes.h"
+#include "tests/guards/guard_changes.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>

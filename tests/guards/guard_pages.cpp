@@ -1,4 +1,4 @@
-#include "worker/targets/aten/checks/guard_pages.h"
+#include "tests/guards/guard_pages.h"
 
 #include <c10/util/Exception.h>
 #include <sys/mman.h>
