@@ -21,6 +21,7 @@
 #include "worker/targets/cuda/dnn/cudnn.h"
 #include "worker/targets/cuda/gemm/cublaslt.h"
 #include "worker/targets/cuda/gemm/gemm_runner.h"
+#include "worker/targets/cuda/probe.h"
 #include "worker/targets/cuda/runners.h"
 
 namespace torch_remote::worker {
@@ -95,6 +96,8 @@ DeviceList list_devices(const cuda::ProbeSource& source) {
 }
 
 }  // namespace
+
+Target cuda_target() { return cuda_target(cuda::nvidia()); }
 
 Target cuda_target(cuda::ProbeSource source) {
   return {.name = "cuda",

@@ -1,12 +1,16 @@
 #pragma once
 
-#include "worker/targets/cuda/probe.h"
 #include "worker/targets/target.h"
 
 namespace torch_remote::worker {
 
-// NVIDIA GPUs. If a GPU cannot be opened, the error names what to install. `source`: what --probe uses to
-// open the driver and the libraries; tests replace it.
-Target cuda_target(cuda::ProbeSource source = cuda::nvidia());
+namespace cuda {
+struct ProbeSource;
+}
+
+// NVIDIA GPUs. If a GPU cannot be opened, the error names what to install.
+Target cuda_target();
+// For tests. `source`: what --probe uses to open the driver and the libraries.
+Target cuda_target(cuda::ProbeSource source);
 
 }  // namespace torch_remote::worker

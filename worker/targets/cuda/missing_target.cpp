@@ -1,11 +1,9 @@
-#include "worker/process/main.h"
-#include "worker/targets/cpu/cpu_target.h"
-#include "worker/targets/reference/reference_target.h"
+#include "worker/targets/cuda/cuda_target.h"
 
 namespace torch_remote::worker {
-namespace {
 
-Target missing_cuda_target() {
+// In place of cuda_target.cpp.
+Target cuda_target() {
   Target target;
   target.name = "cuda";
   target.about = "not in this build of the worker";
@@ -19,17 +17,6 @@ Target missing_cuda_target() {
                      OpenDevice*) { return refusal; };
   };
   return target;
-}
-
-}  // namespace
-
-// In place of targets.cpp.
-std::vector<Target> all_targets() {
-  std::vector<Target> targets;
-  targets.push_back(cpu_target());
-  targets.push_back(missing_cuda_target());
-  targets.push_back(reference_target());
-  return targets;
 }
 
 }  // namespace torch_remote::worker
