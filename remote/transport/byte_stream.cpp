@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <sys/types.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -76,6 +75,27 @@ bool is_tcp_peer(int socket, int process) {
   return false;
 }
 
+ssize_t send_pieces(int socket, std::span<const iovec> pieces, int descriptor, int flags) {
+  msghdr message{};
+  message.msg_iov = const_cast<iovec*>(pieces.data());
+  message.msg_iovlen = pieces.size();
+  alignas(cmsghdr) char ancillary[CMSG_SPACE(sizeof(int))];
+  if (descriptor >= 0) {
+    message.msg_control = ancillary;
+    message.msg_controllen = sizeof(ancillary);
+    cmsghdr* part = CMSG_FIRSTHDR(&message);
+    part->cmsg_level = SOL_SOCKET;
+    part->cmsg_type = SCM_RIGHTS;
+    part->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(part), &descriptor, sizeof(int));
+  }
+  ssize_t n;
+  do {
+    n = sendmsg(socket, &message, MSG_NOSIGNAL | flags);
+  } while (n < 0 && errno == EINTR);
+  return n;
+}
+
 namespace {
 
 class SocketStream : public ByteStream {
@@ -113,23 +133,7 @@ class SocketStream : public ByteStream {
   }
 
   Status write(std::span<const iovec> from, size_t* bytes, int* descriptor) override {
-    msghdr message{};
-    message.msg_iov = const_cast<iovec*>(from.data());
-    message.msg_iovlen = from.size();
-    alignas(cmsghdr) char ancillary[CMSG_SPACE(sizeof(int))];
-    if (*descriptor >= 0) {
-      message.msg_control = ancillary;
-      message.msg_controllen = sizeof(ancillary);
-      cmsghdr* part = CMSG_FIRSTHDR(&message);
-      part->cmsg_level = SOL_SOCKET;
-      part->cmsg_type = SCM_RIGHTS;
-      part->cmsg_len = CMSG_LEN(sizeof(int));
-      std::memcpy(CMSG_DATA(part), descriptor, sizeof(int));
-    }
-    ssize_t n;
-    do {
-      n = sendmsg(socket_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    } while (n < 0 && errno == EINTR);
+    const ssize_t n = send_pieces(socket_, from, *descriptor, MSG_DONTWAIT);
     if (n >= 0) {
       if (*descriptor >= 0) ::close(std::exchange(*descriptor, -1));
       *bytes = static_cast<size_t>(n);

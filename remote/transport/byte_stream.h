@@ -1,5 +1,6 @@
 #pragma once
 
+#include <sys/types.h>
 #include <sys/uio.h>
 
 #include <cstddef>
@@ -46,6 +47,10 @@ class ByteStream {
 // Whether `process` is another process on this machine that has the other end of this TCP connection. Also false if
 // this process may not read its /proc entry.
 bool is_tcp_peer(int socket, int process);
+
+// Calls sendmsg with MSG_NOSIGNAL and `flags`, again if a signal interrupts it. If `descriptor` is not -1, it is sent
+// along with the bytes; only Unix sockets support this.
+ssize_t send_pieces(int socket, std::span<const iovec> pieces, int descriptor, int flags);
 
 // Makes a stream of a connected Unix or TCP socket, whose descriptor it owns.
 std::unique_ptr<ByteStream> make_socket_stream(int socket, std::string description);

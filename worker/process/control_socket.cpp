@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "remote/transport/byte_stream.h"
+
 namespace torch_remote::worker {
 namespace {
 
@@ -23,25 +25,8 @@ Status make_control_sockets(int ends[2]) {
 bool send_control(int socket, Control type, const std::string& body, int descriptor) {
   std::string bytes(1, static_cast<char>(type));
   bytes += body.substr(0, kMostBytes - 1);
-  iovec piece{bytes.data(), bytes.size()};
-  msghdr message{};
-  message.msg_iov = &piece;
-  message.msg_iovlen = 1;
-  alignas(cmsghdr) char ancillary[CMSG_SPACE(sizeof(int))];
-  if (descriptor >= 0) {
-    message.msg_control = ancillary;
-    message.msg_controllen = sizeof(ancillary);
-    cmsghdr* part = CMSG_FIRSTHDR(&message);
-    part->cmsg_level = SOL_SOCKET;
-    part->cmsg_type = SCM_RIGHTS;
-    part->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(part), &descriptor, sizeof(int));
-  }
-  ssize_t n;
-  do {
-    n = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-  } while (n < 0 && errno == EINTR);
-  return n == static_cast<ssize_t>(bytes.size());
+  const iovec piece{bytes.data(), bytes.size()};
+  return remote::send_pieces(socket, {&piece, 1}, descriptor, MSG_DONTWAIT) == static_cast<ssize_t>(bytes.size());
 }
 
 Status receive_control(int socket, ControlMessage* message) {

@@ -16,6 +16,8 @@
 #include <thread>
 #include <utility>
 
+#include "remote/transport/byte_stream.h"
+
 namespace torch_remote::worker {
 namespace {
 
@@ -29,28 +31,6 @@ Status system_error(const char* what) {
 }
 
 Status damaged() { return Status::internal("remote: the Python process answered with what is no answer"); }
-
-// Sends a packet with one descriptor.
-bool send_descriptor(int socket, int descriptor) {
-  char byte = 0;
-  iovec data{&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof(int));
-  std::memcpy(CMSG_DATA(header), &descriptor, sizeof(int));
-  ssize_t sent;
-  do {
-    sent = sendmsg(socket, &message, MSG_NOSIGNAL);
-  } while (sent < 0 && errno == EINTR);
-  return sent == 1;
-}
 
 // A process sends a packet without a descriptor when it takes a call, and one with a descriptor to answer it.
 enum class Packet { kAccepted, kAnswer, kEnd };
@@ -298,7 +278,9 @@ void PythonCalls::assign(Process* process, uint64_t call, Parts request) {
   process->call = call;
   process->pending_request = std::move(request);
   // If the process is gone, its listener reports that.
-  (void)send_descriptor(process->socket, process->pending_request.descriptor());
+  char byte = 0;
+  const iovec packet{&byte, 1};
+  (void)remote::send_pieces(process->socket, {&packet, 1}, process->pending_request.descriptor(), 0);
 }
 
 Status PythonCalls::call(uint64_t call, Parts request) {
