@@ -118,7 +118,10 @@ class Runner {
   virtual Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) = 0;
 
   // Whether programs may use the op of this name ("aten::add.Tensor").
-  virtual bool has_op(const char* name) = 0;
+  virtual bool has_op(const char* name) {
+    const ir::Opcode opcode = ir::find_op(name);
+    return opcode != ir::kInvalidOpcode && has_opcode(opcode);
+  }
 
   // Whether nodes are executed with begin(), one at a time, and not with run(). True for at most one runner of a
   // device.
@@ -148,6 +151,10 @@ class Runner {
   // Returns the runner's matmul, for other runners to use and to compare theirs with. The function returns whether it
   // computed the matmul. Null: the runner has none to offer.
   virtual std::function<bool(const tr_matmul& matmul)> matmul() { return nullptr; }
+
+ private:
+  // Whether programs may use the op. The default is right for runners of groups only.
+  virtual bool has_opcode(ir::Opcode opcode) { return false; }
 };
 
 using Runners = std::vector<std::unique_ptr<Runner>>;

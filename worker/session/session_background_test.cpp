@@ -46,7 +46,6 @@ class SlowRunner final : public Runner {
   bool accepts(const ir::Graph& graph, uint32_t node) override {
     return ir::op_desc(graph.nodes[node].opcode).name.starts_with("slow::");
   }
-  bool has_op(const char*) override { return false; }
   bool works_in_background() const override { return true; }
   void end() override { ended = true; }
   void skip_node(const ir::Graph& graph, uint32_t node, const int64_t* values, const Status& why) override {

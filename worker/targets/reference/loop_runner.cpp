@@ -131,10 +131,7 @@ class LoopRunner final : public Runner {
     *program = std::make_unique<NodeProgram>(device_, request.graph, std::move(plans));
     return {};
   }
-  bool has_op(const char* name) override {
-    const ir::Opcode opcode = ir::find_op(name);
-    return opcode != ir::kInvalidOpcode && has_form(opcode);
-  }
+  bool has_opcode(ir::Opcode opcode) override { return has_form(opcode); }
 
  private:
   static bool has_form(ir::Opcode opcode) { return ir::expansion_of(opcode) != ir::Expansion::kNone; }

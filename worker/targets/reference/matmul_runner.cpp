@@ -193,10 +193,7 @@ class MatmulRunner final : public Runner {
     *program = std::make_unique<NodeProgram>(device_, request.graph, std::move(plans));
     return {};
   }
-  bool has_op(const char* name) override {
-    const ir::Opcode opcode = ir::find_op(name);
-    return opcode != ir::kInvalidOpcode && find(opcode) != nullptr;
-  }
+  bool has_opcode(ir::Opcode opcode) override { return find(opcode) != nullptr; }
 
  private:
   Device& device_;

@@ -92,7 +92,6 @@ class GemmRunner final : public Runner {
     *program = std::make_unique<GemmProgram>(options_, request.graph);
     return {};
   }
-  bool has_op(const char*) override { return false; }
 
  private:
   const GemmRunnerOptions options_;

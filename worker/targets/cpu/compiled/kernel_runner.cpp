@@ -505,7 +505,6 @@ class KernelRunner : public Runner {
     *program = std::make_unique<KernelProgram>(options_, request.graph, refused_, request.tune);
     return {};
   }
-  bool has_op(const char*) override { return false; }
   uint64_t kernels_compiled() const override { return options_.cache->compiled(); }
   uint64_t groups_without_kernel() const override { return refused_.load(std::memory_order_relaxed); }
 

@@ -143,10 +143,7 @@ class CudaRunner final : public Runner {
     return {};
   }
 
-  bool has_op(const char* name) override {
-    const ir::Opcode opcode = ir::find_op(name);
-    return opcode != ir::kInvalidOpcode && has_kernel(opcode);
-  }
+  bool has_opcode(ir::Opcode opcode) override { return has_kernel(opcode); }
 
   uint64_t kernels_compiled() const override { return device_.kernels().compiled(); }
 

@@ -183,10 +183,7 @@ class DeferredPlanRunner final : public Runner {
     *program = std::make_unique<DeferredPlanProgram<Kind>>(lazy_library_, *kernels_, request, refused_);
     return {};
   }
-  bool has_op(const char* name) override {
-    const ir::Opcode opcode = ir::find_op(name);
-    return opcode != ir::kInvalidOpcode && Kind::has_op(opcode);
-  }
+  bool has_opcode(ir::Opcode opcode) override { return Kind::has_op(opcode); }
   uint64_t generation() const override { return refused_ + lazy_library_.finished(); }
 
  private:

@@ -203,10 +203,7 @@ class GemmRunner final : public Runner {
     *program = std::make_unique<GemmProgram>(cublaslt_, request, refused_);
     return {};
   }
-  bool has_op(const char* name) override {
-    const ir::Opcode opcode = ir::find_op(name);
-    return opcode != ir::kInvalidOpcode && is_gemm_op(opcode);
-  }
+  bool has_opcode(ir::Opcode opcode) override { return is_gemm_op(opcode); }
 
   uint64_t generation() const override { return refused_; }
 

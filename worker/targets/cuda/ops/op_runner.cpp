@@ -155,9 +155,8 @@ class OpRunner final : public Runner {
     *program = std::make_unique<OpProgram>(*kernels_, request, refused_);
     return {};
   }
-  bool has_op(const char* name) override {
-    const ir::Opcode opcode = ir::find_op(name);
-    return opcode != ir::kInvalidOpcode && (find_op_plan(opcode) != nullptr || find_op_plan(opcode, true) != nullptr);
+  bool has_opcode(ir::Opcode opcode) override {
+    return find_op_plan(opcode) != nullptr || find_op_plan(opcode, true) != nullptr;
   }
   uint64_t generation() const override { return refused_; }
 

@@ -63,7 +63,6 @@ class AttentionRunner final : public Runner {
     *program = std::make_unique<AttentionProgram>(options_, request.graph, refused_);
     return {};
   }
-  bool has_op(const char*) override { return false; }
   uint64_t groups_without_kernel() const override { return refused_.load(std::memory_order_relaxed); }
 
  private:

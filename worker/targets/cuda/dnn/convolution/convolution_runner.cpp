@@ -204,10 +204,7 @@ class ConvolutionRunner final : public Runner {
     *program = std::make_unique<ConvolutionProgram>(convolutions_, request, refused_);
     return {};
   }
-  bool has_op(const char* name) override {
-    const ir::Opcode opcode = ir::find_op(name);
-    return opcode != ir::kInvalidOpcode && is_convolution_op(opcode);
-  }
+  bool has_opcode(ir::Opcode opcode) override { return is_convolution_op(opcode); }
   uint64_t generation() const override { return refused_; }
 
  private:

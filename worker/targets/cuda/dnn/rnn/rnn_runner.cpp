@@ -109,10 +109,7 @@ class RnnRunner final : public Runner {
     *program = std::make_unique<RnnProgram>(libraries_, request, refused_);
     return {};
   }
-  bool has_op(const char* name) override {
-    const ir::Opcode opcode = ir::find_op(name);
-    return opcode != ir::kInvalidOpcode && is_rnn_op(opcode);
-  }
+  bool has_opcode(ir::Opcode opcode) override { return is_rnn_op(opcode); }
   uint64_t generation() const override { return refused_; }
 
  private:
