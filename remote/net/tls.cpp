@@ -131,19 +131,11 @@ struct Socket {
 
 // OpenSSL's own socket BIO would raise SIGPIPE.
 ssize_t send_now(int socket, const char* data, size_t size) {
-  ssize_t n;
-  do {
-    n = send(socket, data, size, MSG_NOSIGNAL | MSG_DONTWAIT);
-  } while (n < 0 && errno == EINTR);
-  return n;
+  return TEMP_FAILURE_RETRY(send(socket, data, size, MSG_NOSIGNAL | MSG_DONTWAIT));
 }
 
 ssize_t receive_now(int socket, char* data, size_t size) {
-  ssize_t n;
-  do {
-    n = recv(socket, data, size, MSG_DONTWAIT);
-  } while (n < 0 && errno == EINTR);
-  return n;
+  return TEMP_FAILURE_RETRY(recv(socket, data, size, MSG_DONTWAIT));
 }
 
 bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }

@@ -199,10 +199,7 @@ Status connect_unix_worker(const std::string& path, std::unique_ptr<WorkerHandle
   std::memcpy(address.sun_path, path.data(), path.size());
   const int socket = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (socket < 0) return system_error("cannot make a socket for the worker");
-  int result;
-  do {
-    result = connect(socket, reinterpret_cast<const sockaddr*>(&address), sizeof(address));
-  } while (result != 0 && errno == EINTR);
+  const auto result = TEMP_FAILURE_RETRY(connect(socket, reinterpret_cast<const sockaddr*>(&address), sizeof(address)));
   if (result != 0) {
     const Status status = {ErrorCode::kLost, "remote: no worker at unix://" + path + ": " + std::strerror(errno) +
                                                  "; start one with: torch-remote-worker --listen unix://" + path +

@@ -89,11 +89,7 @@ ssize_t send_pieces(int socket, std::span<const iovec> pieces, int descriptor, i
     part->cmsg_len = CMSG_LEN(sizeof(int));
     std::memcpy(CMSG_DATA(part), &descriptor, sizeof(int));
   }
-  ssize_t n;
-  do {
-    n = sendmsg(socket, &message, MSG_NOSIGNAL | flags);
-  } while (n < 0 && errno == EINTR);
-  return n;
+  return TEMP_FAILURE_RETRY(sendmsg(socket, &message, MSG_NOSIGNAL | flags));
 }
 
 namespace {
@@ -119,10 +115,7 @@ class SocketStream : public ByteStream {
       message.msg_control = ancillary;
       message.msg_controllen = sizeof(ancillary);
     }
-    ssize_t n;
-    do {
-      n = recvmsg(socket_, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    } while (n < 0 && errno == EINTR);
+    const ssize_t n = TEMP_FAILURE_RETRY(recvmsg(socket_, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC));
     if (n < 0) return would_block() ? timed_out() : broken();
     *bytes = static_cast<size_t>(n);
     if (message.msg_controllen != 0) keep_descriptors(message, *descriptors);
@@ -208,10 +201,7 @@ class PipeStream : public ByteStream {
       *bytes = 0;
       return {};
     }
-    ssize_t n;
-    do {
-      n = readv(input_, to.data(), static_cast<int>(to.size()));
-    } while (n < 0 && errno == EINTR);
+    const ssize_t n = TEMP_FAILURE_RETRY(readv(input_, to.data(), static_cast<int>(to.size())));
     if (n < 0) return would_block() ? timed_out() : broken();
     *bytes = static_cast<size_t>(n);
     return {};
@@ -219,10 +209,7 @@ class PipeStream : public ByteStream {
 
   Status write(std::span<const iovec> from, size_t* bytes, int*) override {
     if (ended_) return {ErrorCode::kLost, "it was closed"};
-    ssize_t n;
-    do {
-      n = writev(output_, from.data(), static_cast<int>(from.size()));
-    } while (n < 0 && errno == EINTR);
+    const ssize_t n = TEMP_FAILURE_RETRY(writev(output_, from.data(), static_cast<int>(from.size())));
     if (n < 0) return would_block() ? timed_out() : broken();
     *bytes = static_cast<size_t>(n);
     return {};

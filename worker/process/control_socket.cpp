@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include <array>
 #include <cerrno>
@@ -38,10 +39,7 @@ Status receive_control(int socket, ControlMessage* message) {
   header.msg_iovlen = 1;
   header.msg_control = ancillary;
   header.msg_controllen = sizeof(ancillary);
-  ssize_t n;
-  do {
-    n = recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  } while (n < 0 && errno == EINTR);
+  const ssize_t n = TEMP_FAILURE_RETRY(recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC));
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return {ErrorCode::kTimeout, "remote: timeout"};
   if (n <= 0) return {ErrorCode::kLost, "remote: the other process is gone"};
   *message = {static_cast<Control>(bytes[0]), std::string(bytes.data() + 1, static_cast<size_t>(n) - 1), -1};

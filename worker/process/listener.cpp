@@ -461,11 +461,8 @@ void Listener::begin_network(int client) {
 }
 
 bool Listener::read_client_hello(Incoming& incoming) {
-  ssize_t n;
-  do {
-    n = recv(incoming.socket, incoming.bytes.data() + incoming.have, incoming.bytes.size() - incoming.have,
-             MSG_DONTWAIT);
-  } while (n < 0 && errno == EINTR);
+  const ssize_t n = TEMP_FAILURE_RETRY(recv(incoming.socket, incoming.bytes.data() + incoming.have,
+                                            incoming.bytes.size() - incoming.have, MSG_DONTWAIT));
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) && Clock::now() < incoming.deadline) return true;
   if (n <= 0) {
     close(incoming.socket);

@@ -44,10 +44,7 @@ Packet receive_packet(int socket, int* descriptor) {
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof(control);
-  ssize_t received;
-  do {
-    received = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-  } while (received < 0 && errno == EINTR);
+  const ssize_t received = TEMP_FAILURE_RETRY(recvmsg(socket, &message, MSG_CMSG_CLOEXEC));
   if (received <= 0) return Packet::kEnd;
   const cmsghdr* header = CMSG_FIRSTHDR(&message);
   if (!header) return Packet::kAccepted;
