@@ -37,7 +37,7 @@ struct PointwiseArguments {
   u64 failure = 0;                   // IndexRecord, for integer divisions.
   i64 count = 0, dtype = 0, out_dtype = 0;
   Pointwise what = Pointwise::kTruncDivide;
-  i64 has_b = 0, has_c = 0;
+  i64 has_c = 0;
   double a_number = 0, b_number = 0, c_number = 0, d_number = 0;
   i64 a_int = 0, b_int = 0, c_int = 0;
 };

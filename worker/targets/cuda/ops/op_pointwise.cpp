@@ -102,7 +102,6 @@ Status compute(PlanBuilder& plan, Pointwise what, DType dtype, const OpTensor& t
                                      .dtype = static_cast<i64>(dtype),
                                      .out_dtype = static_cast<i64>(to.dtype),
                                      .what = what,
-                                     .has_b = b.is_given ? 1 : 0,
                                      .has_c = c.is_given ? 1 : 0,
                                      .a_number = a.number,
                                      .b_number = b.number,
