@@ -7,7 +7,6 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <random>
 
 #include "ir/testing/fuzz.h"
 #include "ir/testing/random_graph.h"

@@ -1,7 +1,6 @@
 #include "remote/net/resuming_transport.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 namespace torch_remote::remote {

@@ -6,11 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <condition_variable>
 #include <cstring>
-#include <deque>
-#include <mutex>
-#include <random>
 
 #include "remote/net/testing/cutting_proxy.h"
 #include "remote/net/testing/net_pairs.h"

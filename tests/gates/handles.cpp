@@ -3,7 +3,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <random>
-#include <string>
 
 #include "remote/client/client.h"
 #include "remote/providers/provider.h"

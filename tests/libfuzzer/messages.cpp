@@ -8,10 +8,8 @@
 // little endian.
 #include <algorithm>
 #include <deque>
-#include <map>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "remote/transport/transport.h"
 #include "remote/wire/message.h"

@@ -3,7 +3,6 @@
 // Runs the target on each file, which it must accept, and on N damaged inputs derived from the files. These are the
 // same in each run. Some must be accepted and some refused; otherwise the corpus or the damage is useless.
 #include <algorithm>
-#include <chrono>
 #include <fstream>
 #include <iterator>
 #include <random>

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>

@@ -3,7 +3,6 @@
 #include <bit>
 #include <cmath>
 #include <iterator>
-#include <string_view>
 
 #include "ir/analysis.h"
 #include "ir/text.h"

@@ -1,7 +1,6 @@
 #include "tools/dump/graph_diff.h"
 
 #include <functional>
-#include <optional>
 #include <string_view>
 #include <unordered_map>
 #include <vector>

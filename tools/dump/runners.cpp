@@ -3,7 +3,6 @@
 #include <cstdlib>
 #include <memory>
 #include <optional>
-#include <utility>
 #include <variant>
 
 #include "tools/runs/device.h"

@@ -1,7 +1,6 @@
 #include "tools/reduce/operands.h"
 
 #include <set>
-#include <utility>
 
 namespace torch_remote::tools::reduce {
 namespace {

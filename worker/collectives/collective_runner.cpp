@@ -12,7 +12,6 @@
 #include <map>
 #include <numeric>
 #include <optional>
-#include <span>
 #include <string_view>
 #include <utility>
 #include <vector>

@@ -10,7 +10,6 @@
 #include <functional>
 #include <latch>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>

@@ -1,6 +1,5 @@
 #include <cstdio>
 #include <filesystem>
-#include <string>
 
 #include "remote/transport/transport.h"
 #include "worker/runner/plugin_loader.h"

@@ -19,7 +19,6 @@
 #include <filesystem>
 #include <iterator>
 #include <string>
-#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>

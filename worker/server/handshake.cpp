@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <string>
-#include <utility>
 
 #include "remote/wire/environment.h"
 #include "remote/wire/message.h"

@@ -1,4 +1,3 @@
-#include <cmath>
 #include <random>
 
 #include "worker/server/testing/server_fixture.h"

@@ -1,7 +1,6 @@
 #include "worker/session/profile.h"
 
 #include <algorithm>
-#include <chrono>
 #include <string>
 #include <utility>
 

@@ -1,6 +1,5 @@
 #include "frontend/shapes/metas/structured_metas.h"
 
-#include <string>
 #include <unordered_map>
 
 #include "frontend/shapes/metas/shards.h"

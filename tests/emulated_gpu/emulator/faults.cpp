@@ -6,7 +6,6 @@
 
 #include <array>
 #include <mutex>
-#include <string>
 
 #include "tests/emulated_gpu/emulator/worker.h"
 

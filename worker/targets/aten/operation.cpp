@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <bit>
 #include <mutex>
-#include <unordered_set>
 #include <utility>
 
 #include "ir/philox.h"

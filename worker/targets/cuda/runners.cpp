@@ -1,7 +1,5 @@
 #include "worker/targets/cuda/runners.h"
 
-#include <utility>
-
 #include "worker/targets/cuda/compiled/cuda_runner.h"
 #include "worker/targets/cuda/dnn/attention/attention_runner.h"
 #include "worker/targets/cuda/dnn/batch_norm/batch_norm_runner.h"

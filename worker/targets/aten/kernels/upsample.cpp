@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <optional>
 
 #include "worker/targets/aten/kernels/parallel.h"
 #include "worker/targets/aten/kernels/special_generated.h"

@@ -4,7 +4,6 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
-#include <memory>
 #include <mutex>
 #include <vector>
 

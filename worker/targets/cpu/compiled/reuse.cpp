@@ -1,6 +1,5 @@
 #include "worker/targets/cpu/compiled/reuse.h"
 
-#include <algorithm>
 #include <fstream>
 #include <string>
 #include <vector>

@@ -1,7 +1,6 @@
 #include "worker/targets/cuda/compiled/cuda_runner.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "codegen/loop/scalar_ops.h"
 #include "codegen/lower/lower.h"

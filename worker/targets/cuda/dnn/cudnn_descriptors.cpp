@@ -1,7 +1,6 @@
 #include "worker/targets/cuda/dnn/cudnn_descriptors.h"
 
 #include <algorithm>
-#include <array>
 
 namespace torch_remote::worker::cuda::dnn {
 namespace {

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
-#include <utility>
 
 #include "worker/targets/cuda/kernels/bag_arguments.h"
 #include "worker/targets/cuda/ops/index_points.h"

@@ -1,5 +1,3 @@
-#include <algorithm>
-#include <utility>
 
 #include "worker/targets/cuda/kernels/grid_arguments.h"
 #include "worker/targets/cuda/ops/index_points.h"

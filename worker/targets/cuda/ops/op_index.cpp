@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 

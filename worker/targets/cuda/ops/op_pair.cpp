@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cmath>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "worker/targets/cuda/kernels/arguments.h"

@@ -1,7 +1,6 @@
 #include "worker/targets/cuda/ops/op_select.h"
 
 #include <algorithm>
-#include <memory>
 #include <string>
 #include <utility>
 

@@ -5,7 +5,6 @@
 #include <ATen/ops/sum.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cmath>
 #include <optional>

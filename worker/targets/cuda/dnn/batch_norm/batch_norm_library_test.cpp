@@ -7,7 +7,6 @@
 
 #include <cmath>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "tests/emulated_gpu/emulated_cudnn.h"

@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "tests/emulated_gpu/compile.h"
 #include "tests/emulated_gpu/emulated_driver.h"

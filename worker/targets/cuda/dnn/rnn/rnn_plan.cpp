@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <optional>
 #include <string_view>
-#include <utility>
 
 #include "ir/ops/op_table_generated.h"
 #include "worker/targets/cuda/ops/plan/plan_builder.h"
