@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cerrno>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -40,5 +42,10 @@ class [[nodiscard]] Status {
   std::string message_;
   std::string exception_type_;
 };
+
+// The error of a system call that set errno: "remote: <what>: <errno's text>".
+inline Status system_error(const std::string& what, ErrorCode code = ErrorCode::kUnsupported) {
+  return {code, "remote: " + what + ": " + std::strerror(errno)};
+}
 
 }  // namespace torch_remote

@@ -135,10 +135,6 @@ Status check_file(const std::string& path, int access_mode, const char* what, co
           std::string("remote: ") + what + " '" + path + "': " + std::strerror(errno) + "; " + fix};
 }
 
-Status system_error(const std::string& what) {
-  return {ErrorCode::kUnsupported, "remote: " + what + ": " + std::strerror(errno)};
-}
-
 }  // namespace
 
 Status start_local_worker(const LocalWorkerOptions& options, std::unique_ptr<WorkerHandle>* worker) {

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 
 namespace torch_remote::remote {
@@ -92,8 +91,7 @@ Status SharedSegment::map(int descriptor, uint64_t size, std::shared_ptr<SharedS
   } else if (std::byte* data = map_shared(descriptor, size, !(seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)))) {
     *segment = std::shared_ptr<SharedSegment>(new SharedSegment(data, size, -1));
   } else {
-    status = {ErrorCode::kOutOfMemory,
-              "remote: cannot map " + std::to_string(size) + " bytes of shared memory: " + std::strerror(errno)};
+    status = system_error("cannot map " + std::to_string(size) + " bytes of shared memory", ErrorCode::kOutOfMemory);
   }
   ::close(descriptor);
   return status;

@@ -19,8 +19,7 @@ constexpr size_t kMostBytes = 4096;
 
 Status make_control_sockets(int ends[2]) {
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0) return {};
-  return Status::internal(std::string("remote: cannot create a socket for a session's process: ") +
-                          std::strerror(errno));
+  return system_error("cannot create a socket for a session's process", ErrorCode::kInternal);
 }
 
 bool send_control(int socket, Control type, const std::string& body, int descriptor) {

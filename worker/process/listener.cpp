@@ -55,10 +55,6 @@ constexpr size_t kMostWaiting = 64, kMostRefused = 16;
 constexpr size_t kMostIncoming = 64, kMostUnproven = 32;
 constexpr size_t kMostEnded = 256;  // Number of ended sessions whose end is remembered.
 
-Status system_error(const std::string& what) {
-  return {ErrorCode::kUnsupported, "remote: " + what + ": " + std::strerror(errno)};
-}
-
 // Removes the socket of a dead worker. Keeps a socket that still answers, and any other file.
 Status remove_stale_socket(const std::string& path, const sockaddr_un& address) {
   struct stat there{};

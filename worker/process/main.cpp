@@ -9,7 +9,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <csignal>
@@ -115,7 +114,7 @@ Status serve_stdio(const ServerOptions& options) {
   const int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
   if (input < 0 || output < 0 || nothing < 0 || dup2(nothing, STDIN_FILENO) < 0 ||
       dup2(STDERR_FILENO, STDOUT_FILENO) < 0) {
-    return Status::internal(std::string("remote: --stdio finds no standard input and output: ") + std::strerror(errno));
+    return system_error("--stdio finds no standard input and output", ErrorCode::kInternal);
   }
   close(nothing);
   std::signal(SIGPIPE, SIG_IGN);

@@ -32,10 +32,6 @@ namespace {
 constexpr int kFirst = 3, kAbove = 16;
 constexpr size_t kMostBytes = 1 << 18, kMostText = 4096;
 
-Status system_error(const std::string& what) {
-  return Status::internal("remote: " + what + ": " + std::strerror(errno));
-}
-
 // Serializes the fields of SessionStart.
 class Writer {
  public:
@@ -97,11 +93,11 @@ Status write_file(const SessionStart& start, int* descriptor) {
   for (const std::string& folder : start.libraries) writer.text(folder);
   const std::string& bytes = writer.bytes();
   const int file = memfd_create("torch-remote-session", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (file < 0) return system_error("cannot create a memory file for a session");
+  if (file < 0) return system_error("cannot create a memory file for a session", ErrorCode::kInternal);
   const ssize_t written = write(file, bytes.data(), bytes.size());
   if (written != static_cast<ssize_t>(bytes.size()) ||
       fcntl(file, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) != 0) {
-    const Status status = system_error("cannot create a memory file for a session");
+    const Status status = system_error("cannot create a memory file for a session", ErrorCode::kInternal);
     close(file);
     return status;
   }
@@ -209,7 +205,7 @@ Status start_session(const SessionStart& start, const std::vector<std::string>& 
   }
   close(file);
   errno = error;
-  return error == 0 ? Status() : system_error("cannot start a session's process");
+  return error == 0 ? Status() : system_error("cannot start a session's process", ErrorCode::kInternal);
 }
 
 Status read_session(int descriptor, SessionStart* start) {

@@ -20,10 +20,6 @@
 namespace torch_remote::worker {
 namespace {
 
-Status system_error(const std::string& what) {
-  return {ErrorCode::kUnsupported, "remote: " + what + ": " + std::strerror(errno)};
-}
-
 // Runs in the trial process. Does what a session does, but finds the folders of libraries before it enters the sandbox.
 Status try_all(const ListenOptions& options, const ServerOptions& server, TrialRun* found) {
   ServerOptions its = server;

@@ -53,9 +53,7 @@ Status OpenFile::read(uint64_t offset, std::span<std::byte> bytes) const {
     const ssize_t count =
         pread(descriptor_, bytes.data(), std::min(bytes.size(), kMostAtOnce), static_cast<off_t>(offset));
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) {
-      return {ErrorCode::kUnsupported, std::string("remote: the worker cannot read a file: ") + std::strerror(errno)};
-    }
+    if (count < 0) return system_error("the worker cannot read a file");
     if (count == 0) {
       return {ErrorCode::kUnsupported, "remote: a file became shorter while the worker read it; load it again"};
     }

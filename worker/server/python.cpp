@@ -26,10 +26,6 @@ constexpr int kSocket = 3;  // Descriptor number in the process.
 
 uint64_t align(uint64_t size) { return (size + kAligned - 1) / kAligned * kAligned; }
 
-Status system_error(const char* what) {
-  return {ErrorCode::kUnsupported, std::string("remote: ") + what + ": " + std::strerror(errno)};
-}
-
 Status damaged() { return Status::internal("remote: the Python process answered with what is no answer"); }
 
 // A process sends a packet without a descriptor when it takes a call, and one with a descriptor to answer it.
