@@ -488,11 +488,12 @@ TEST(Lower, ConversionsRound) {
 TEST(Lower, BoolsAndIndicesAreOfRoundedNumbers) {
   const auto rounds = [](const std::string& dtype, const std::string& reduction) {
     const std::string view = dtype + "[s0, s1]{s1, 1}";
-    const std::string text = lowered("graph(s0..s2) {\n  b0: input survives\n  b1: fresh(s2) written_once group_local\n"
-                                     "  b2: fresh(s2) survives written_once\n  %0: " +
-                                         view + " @b0\n  group rowwise {\n  %1: " + view +
-                                         " @b1 = aten::mul.Tensor(%0, %0)\n  %2: " + reduction + "\n  }\n}\n",
-                                     {8, 100, kBytes});
+    const std::string text = lowered(
+        "graph(s0..s2) {\n  b0: input survives\n  b1: fresh(s2) written_once group_local\n"
+        "  b2: fresh(s2) survives written_once\n  %0: " +
+            view + " @b0\n  group rowwise {\n  %1: " + view + " @b1 = aten::mul.Tensor(%0, %0)\n  %2: " + reduction +
+            "\n  }\n}\n",
+        {8, 100, kBytes});
     EXPECT_NE(text.find("store"), std::string::npos) << text;
     return text.find("bits") != std::string::npos;
   };
@@ -507,11 +508,12 @@ TEST(Lower, BoolsAndIndicesAreOfRoundedNumbers) {
 
 TEST(Lower, PredicatesAndConversionsAreOfRoundedNumbers) {
   const auto rounds = [](const std::string& first, const std::string& second) {
-    const std::string text = lowered("graph(s0..s2) {\n  s3 = 1\n  b0: input survives\n"
-                                     "  b1: fresh(s1) written_once group_local\n  b2: fresh(s1) survives written_once\n"
-                                     "  %0: f16[s0]{s3} @b0\n  group pointwise {\n  %1: f16[s0]{s3} @b1 = " +
-                                         first + "\n  " + second + "\n  }\n}\n",
-                                     {100, kBytes});
+    const std::string text = lowered(
+        "graph(s0..s2) {\n  s3 = 1\n  b0: input survives\n"
+        "  b1: fresh(s1) written_once group_local\n  b2: fresh(s1) survives written_once\n"
+        "  %0: f16[s0]{s3} @b0\n  group pointwise {\n  %1: f16[s0]{s3} @b1 = " +
+            first + "\n  " + second + "\n  }\n}\n",
+        {100, kBytes});
     EXPECT_NE(text.find("store"), std::string::npos) << text;
     return text.find("bits") != std::string::npos;
   };

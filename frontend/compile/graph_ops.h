@@ -35,7 +35,7 @@ struct GraphOp {
     pybind11::str name;
     pybind11::object default_value;  // its default; null if there is none
   };
-  std::vector<Argument> schema;  // of the node's overload
+  std::vector<Argument> schema;           // of the node's overload
   std::optional<c10::OperatorName> name;  // none if the node's target is not an operator of the dispatcher
 
   // The dispatcher's operator, or none if it was removed. Do not store it: Python may destroy a custom op's library.

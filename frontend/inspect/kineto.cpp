@@ -145,7 +145,7 @@ class KinetoSession final : public libkineto::IActivityProfilerSession {
   ~KinetoSession() override {
     try {
       stop();
-    } catch (...) {  // the destructor must not throw, and nobody reads this recording
+    } catch (...) {  // the destructor must not throw, and this recording is not used
       return;
     }
   }

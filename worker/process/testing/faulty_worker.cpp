@@ -15,7 +15,7 @@ int main(int argc, char** argv) {
   std::vector<Target> targets = all_targets();
   targets.front().open = [open = targets.front().open](const std::string& id) -> DeviceOpener {
     return [inner = open(id)](remote::Transport& transport, const DeviceOptions& options,
-                                  std::function<tr_client_activity()> activity, OpenDevice* opened) {
+                              std::function<tr_client_activity()> activity, OpenDevice* opened) {
       Status status = inner(transport, options, std::move(activity), opened);
       for (auto& runner : opened->runners) runner = testing::make_faulty_runner(std::move(runner), fault);
       return status;

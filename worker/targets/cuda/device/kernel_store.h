@@ -97,7 +97,7 @@ class KernelStore {
   const KernelOptions options_;
   const kernels::KernelFiles files_;
   std::unordered_map<std::string, std::unique_ptr<Request>> all_;  // By kernel text.
-  bool warned_ = false;                                            // That the driver refuses machine code.
+  bool warned_ = false;  // A warning that the driver refuses machine code was printed.
   std::atomic<uint64_t> compiled_ = 0;
   std::mutex mutex_;  // Guards the members below and the states of all requests.
   std::deque<Request*> queue_;

@@ -94,7 +94,7 @@ Status open_library(const Library& library, const LibrarySearchPath& search_path
   for (int major = newest; major >= oldest_of(library, search_path); --major) {
     if (take(dlopen(soname_of(library, major).c_str(), RTLD_NOW | RTLD_NOLOAD), major)) return {};
   }
-  std::string why;  // Of the first file that exists.
+  std::string why;  // Why the first file that exists cannot be loaded.
   for (const LibraryFile& file : files_of(library, search_path)) {
     if (take(dlopen(file.path.c_str(), RTLD_NOW | RTLD_LOCAL), file.major)) return {};
     const std::string error = dlerror();
