@@ -29,7 +29,14 @@ def with_predicted_layout(module: torch.fx.GraphModule, _: Any) -> Callable[...,
     def run(*args: Any) -> list[Any]:
         symbols: dict[Any, int] = {}
         for value, arg in zip(inputs, args, strict=True):
-            pairs = zip(value.shape, arg.shape, strict=True) if isinstance(value, torch.Tensor) else ((value, arg),)
+            is_tensor = isinstance(value, torch.Tensor)
+            pairs = list(zip(value.shape, arg.shape, strict=True)) if is_tensor else [(value, arg)]
+            if any(isinstance(of, int) and of != given for of, given in pairs):
+                # AOTAutograd traced the argument with other sizes, as it does for the common base of two arguments of
+                # which one gets the other's storage by set_. Inductor raises here, too: "expected size 50==2".
+                raise RuntimeError(
+                    f"an argument has sizes {[given for _, given in pairs]}, expected {[of for of, _ in pairs]}"
+                )
             symbols |= {of.node.expr: given for of, given in pairs if isinstance(of, torch.SymInt)}
         results = list(module(*args))
         for i, (node, result) in enumerate(zip(outputs, results, strict=True)):
