@@ -67,8 +67,9 @@ def is_number(node: fx.Node) -> bool:
         return False
     if not any(isinstance(i.meta.get("val"), torch.Tensor) for i in node.all_input_nodes):
         return True
-    # aten::sym_size, sym_stride, ...; other ops with such a name may read elements
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.name().startswith("aten::sym_")
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
+        return False
+    return node.target.name().partition("::")[2].startswith("sym_")  # sym_size, sym_stride, ...
 
 
 def written_by(node: fx.Node) -> tuple[fx.Node, ...]:
