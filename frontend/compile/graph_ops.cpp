@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "frontend/compile/fx.h"
-#include "frontend/device/current_device.h"
 #include "frontend/ops/registration.h"
 #include "frontend/record/schemas.h"
 #include "ir/ops/composed_ops.h"
@@ -124,11 +123,11 @@ std::vector<py::object> GraphOp::arguments(const py::tuple& args, const py::dict
   return all;
 }
 
-bool is_program_op(py::handle target) {
+bool is_program_op(py::handle target, c10::DeviceIndex device) {
   const GraphOp& op = graph_op(target);
   if (op.kind != Kind::kRecord || !op.custom) return op.kind == Kind::kRecord;
   const auto handle = op.handle();
-  return handle && worker_has_op(*handle, current_device());
+  return handle && worker_has_op(*handle, device);
 }
 
 bool is_single_op(py::handle target) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/Device.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <optional>
@@ -45,9 +46,9 @@ struct GraphOp {
   std::vector<pybind11::object> arguments(const pybind11::tuple& args, const pybind11::dict& kwargs) const;
 };
 
-// Whether a program of the current device supports this operator (an OpOverload) as one node. Calls graph_op(), and
+// Whether a program of this device supports this operator (an OpOverload) as one node. Calls graph_op(), and
 // worker_has_op() for an operator that is not torch's own. Requires the GIL.
-bool is_program_op(pybind11::handle target);
+bool is_program_op(pybind11::handle target, c10::DeviceIndex device);
 
 // Whether this operator (an OpOverload) is recorded as one op in eager mode, too, and mutates only what its schema
 // says. Calls graph_op(). Requires the GIL.

@@ -311,12 +311,12 @@ def define(name):
     return library, getattr(torch.ops.mylib, name).default
 
 library, op = define("f")
-assert not _C.is_program_op(op)  # the worker does not have it
+assert not _C.is_program_op(op, 0)  # the worker does not have it
 round_trips = torch.remote.stats()["round_trips"]
 library._destroy()
 for i in range(20):  # may reuse the memory of the operator
     other, _ = define(f"g{i}")
-    assert not _C.is_program_op(op) and not _C.is_single_op(op)
+    assert not _C.is_program_op(op, 0) and not _C.is_single_op(op)
     other._destroy()
 assert torch.remote.stats()["round_trips"] == round_trips  # no worker is asked
 """
@@ -376,8 +376,7 @@ def asked(index):
     y = torch.ones(2 + index, device=f"remote:{index}") * 2
     torch_remote._C.flush(index)
     before = torch.remote.stats()["round_trips"]
-    with torch.remote.device(index):
-        assert not torch_remote._C.is_program_op(torch.ops.mylib.scale.default)
+    assert not torch_remote._C.is_program_op(torch.ops.mylib.scale.default, index)
     return torch.remote.stats()["round_trips"] - before
 
 assert [asked(0), asked(0), asked(1), asked(1)] == [1, 0, 1, 0]

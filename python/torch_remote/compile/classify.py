@@ -14,7 +14,7 @@ from torch_remote import _C
 from torch_remote.device import _device
 from torch_remote.profiling.explanation import GraphNode
 
-__all__ = ["Classes", "NodeClass", "NodePlacement", "classify", "on_device", "table"]
+__all__ = ["Classes", "NodeClass", "NodePlacement", "classify", "devices", "on_device", "table"]
 
 
 class NodePlacement(Enum):

@@ -22,7 +22,7 @@ from torch._dynamo.device_interface import DeviceInterface, register_interface_f
 
 from torch_remote import _C
 from torch_remote.compile import random_states
-from torch_remote.compile.classify import NodePlacement, classify, on_device, table
+from torch_remote.compile.classify import NodePlacement, classify, devices, on_device, table
 from torch_remote.compile.plan import UnsupportedNode, make_plan
 from torch_remote.compile.rewrites import move_constants, move_items, remove_checks, remove_tokens
 from torch_remote.compile.segment import segment
@@ -140,7 +140,7 @@ def compile_graph(
         return lowering.finish(outputs, places, low_latency=options.low_latency, tune=options.tune)
 
     remove_checks(module)
-    remove_tokens(module, on_device)
+    remove_tokens(module, devices)
     move_constants(module, on_device)
     move_items(module)
     random_states.add_examples(module)

@@ -22,7 +22,7 @@ def remove_checks(module: fx.GraphModule) -> None:
         module.graph.erase_node(node)
 
 
-def remove_tokens(module: fx.GraphModule, on_device: Callable[[fx.Node], bool]) -> None:
+def remove_tokens(module: fx.GraphModule, devices: Callable[[fx.Node], list[int]]) -> None:
     """Replaces `with_effects` calls of the device's ops by direct calls.
 
     AOTAutograd orders ops with effects by tokens; a program keeps all of its ops in order anyway. A replaced call
@@ -30,14 +30,17 @@ def remove_tokens(module: fx.GraphModule, on_device: Callable[[fx.Node], bool]) 
 
     Args:
         module: a graph of AOTAutograd.
-        on_device: whether a node has a tensor of the device.
+        devices: the indices of the remote devices of a node's tensors.
     """
     graph = module.graph
     for node in graph.find_nodes(op="call_function", target=torch.ops.higher_order.with_effects):
         token, op, *args = node.args
-        if not isinstance(op, torch._ops.OpOverload) or not _C.is_program_op(op):
+        indices = {index for each in node.all_input_nodes for index in devices(each)}
+        if not indices or not isinstance(op, torch._ops.OpOverload):
             continue
-        if not any(map(on_device, node.all_input_nodes)) or any(u.target is not operator.getitem for u in node.users):
+        if not all(_C.is_program_op(op, i) for i in indices) or any(
+            u.target is not operator.getitem for u in node.users
+        ):
             continue
         with graph.inserting_before(node):
             call = graph.call_function(op, tuple(args), node.kwargs)
