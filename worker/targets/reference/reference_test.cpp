@@ -89,12 +89,12 @@ bool takes_matmul(const std::string& views, const std::string& node) {
 // Programs come from clients, so their views may have any ranks and sizes. The runner must not read or write past them.
 TEST(Matmul, OtherRanksAndSizesAreDeclined) {
   const auto mm = [](const std::string& left) {
-    return takes_matmul("  %0: f32" + left + " @b0\n  %1: f32[3, 4] @b1\n", "%3: f32[2, 4] @b3 = aten::mm(%0, %1)");
+    return takes_matmul("  %0: f32" + left + " @b0\n  %1: f32[3, 4] @b1\n", "%2: f32[2, 4] @b3 = aten::mm(%0, %1)");
   };
   EXPECT_TRUE(mm("[2, 3]"));
   EXPECT_FALSE(mm("[1, 1, 2, 3]"));
   const auto mv = [](const std::string& result) {
-    return takes_matmul("  %0: f32[2, 3] @b0\n  %1: f32[3] @b1\n", "%3: f32" + result + " @b3 = aten::mv(%0, %1)");
+    return takes_matmul("  %0: f32[2, 3] @b0\n  %1: f32[3] @b1\n", "%2: f32" + result + " @b3 = aten::mv(%0, %1)");
   };
   EXPECT_TRUE(mv("[2]"));
   EXPECT_FALSE(mv("[2, 1, 1]"));
