@@ -165,7 +165,8 @@ TARGETS = [
             ("worker/targets/cuda/ops", "plans of launches"),
             ("worker/targets/cuda/kernels", "CUDA C++"),
             ("worker/targets/cuda/launch", ""),
-            ("worker/targets/cuda/device", "driver, NCCL"),
+            ("worker/targets/cuda/device", "driver"),
+            ("worker/targets/cuda/nccl", "NCCL"),
         ],
     ),
     (

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "worker/targets/cuda/device/nccl.h"
+#include "worker/targets/cuda/nccl/nccl.h"
 
 // For tests: an emulated NCCL, as a table of functions. Ranks are processes of one machine, which exchange data piece
 // by piece through a file that all of them map. Ops execute in stream order on the emulated driver's memory. A rank

@@ -25,7 +25,7 @@
 #include "worker/runner/plugin_loader.h"
 #include "worker/targets/cuda/compiled/cuda_runner.h"
 #include "worker/targets/cuda/device/gpu_list.h"
-#include "worker/targets/cuda/device/nccl_collectives.h"
+#include "worker/targets/cuda/nccl/nccl_collectives.h"
 #include "worker/targets/cuda/runners.h"
 
 namespace torch_remote::worker::cuda::emulated {

@@ -17,10 +17,10 @@
 #include "worker/targets/cuda/device/cuda_device.h"
 #include "worker/targets/cuda/device/gpu_list.h"
 #include "worker/targets/cuda/device/library_search.h"
-#include "worker/targets/cuda/device/nccl_collectives.h"
 #include "worker/targets/cuda/dnn/cudnn.h"
 #include "worker/targets/cuda/gemm/cublaslt.h"
 #include "worker/targets/cuda/gemm/gemm_runner.h"
+#include "worker/targets/cuda/nccl/nccl_collectives.h"
 #include "worker/targets/cuda/probe.h"
 #include "worker/targets/cuda/runners.h"
 

@@ -8,9 +8,9 @@
 #include "ir/status.h"
 #include "worker/targets/cuda/device/driver.h"
 #include "worker/targets/cuda/device/library.h"
-#include "worker/targets/cuda/device/nccl.h"
 #include "worker/targets/cuda/dnn/cudnn.h"
 #include "worker/targets/cuda/gemm/cublaslt.h"
+#include "worker/targets/cuda/nccl/nccl.h"
 #include "worker/targets/probed_part.h"
 #include "worker/targets/target.h"
 

@@ -3,9 +3,8 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <iterator>
-
-#include "worker/targets/cuda/device/gpu_list.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
@@ -93,6 +92,11 @@ Status to_status(const Driver& driver, Result result, const char* what) {
       code,
       "cuda: " + std::string(what) + ": " + text + " (" + name + ", " + std::to_string(static_cast<int>(result)) + ")",
       result == Result::kOutOfMemory ? "OutOfMemoryError" : ""};
+}
+
+std::string hidden_gpus() {
+  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  return visible != nullptr ? " (CUDA_VISIBLE_DEVICES=" + std::string(visible) + " may hide some)" : "";
 }
 
 }  // namespace torch_remote::worker::cuda

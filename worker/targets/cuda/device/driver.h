@@ -244,4 +244,7 @@ Status to_status(const Driver& driver, Result result, const char* what);
 // After such an error, every further call on the device fails.
 bool is_lost(Result result);
 
+// " (CUDA_VISIBLE_DEVICES=1 may hide some)" if the variable is set, else empty.
+std::string hidden_gpus();
+
 }  // namespace torch_remote::worker::cuda

@@ -5,7 +5,6 @@
 #include <cctype>
 #include <charconv>
 #include <cstdio>
-#include <cstdlib>
 
 namespace torch_remote::worker::cuda {
 namespace {
@@ -95,11 +94,6 @@ Status find_gpu(const Driver& driver, std::string_view id, int* ordinal) {
   return {ErrorCode::kUnsupported, "cuda: there is " + std::string(found.empty() ? "no" : "more than one") + " GPU " +
                                        std::string(id) + ": the driver shows " + text_of(gpus) + hidden_gpus() +
                                        "; use one of these numbers or UUIDs"};
-}
-
-std::string hidden_gpus() {
-  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  return visible != nullptr ? " (CUDA_VISIBLE_DEVICES=" + std::string(visible) + " may hide some)" : "";
 }
 
 }  // namespace torch_remote::worker::cuda

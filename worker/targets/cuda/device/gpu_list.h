@@ -31,7 +31,4 @@ bool is_gpu_id(std::string_view text);
 // The ordinal of a GPU. `id`: a number, or what is_gpu_id() accepts. An error lists the GPUs that there are.
 Status find_gpu(const Driver& driver, std::string_view id, int* ordinal);
 
-// " (CUDA_VISIBLE_DEVICES=1 may hide some)" if the variable is set, else empty.
-std::string hidden_gpus();
-
 }  // namespace torch_remote::worker::cuda

@@ -5,7 +5,7 @@
 
 #include "worker/collectives/device_collectives.h"
 #include "worker/targets/cuda/device/gpu.h"
-#include "worker/targets/cuda/device/nccl.h"
+#include "worker/targets/cuda/nccl/nccl.h"
 
 namespace torch_remote::worker::cuda {
 

@@ -1,4 +1,4 @@
-#include "worker/targets/cuda/device/nccl_collectives.h"
+#include "worker/targets/cuda/nccl/nccl_collectives.h"
 
 #include <atomic>
 #include <cstring>

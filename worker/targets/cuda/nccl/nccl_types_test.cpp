@@ -7,7 +7,7 @@
 #include <cstdlib>
 
 #include "tests/emulated_gpu/same_declarations.h"
-#include "worker/targets/cuda/device/nccl.h"
+#include "worker/targets/cuda/nccl/nccl.h"
 
 namespace torch_remote::worker::cuda::nccl {
 namespace {

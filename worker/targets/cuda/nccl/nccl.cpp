@@ -1,4 +1,4 @@
-#include "worker/targets/cuda/device/nccl.h"
+#include "worker/targets/cuda/nccl/nccl.h"
 
 #include <string>
 
