@@ -12,8 +12,9 @@
 #include "codegen/loop/testing/random_kernel.h"
 
 // NVIDIA's assembler leaks some memory for each program.
-extern "C" const char* __lsan_default_suppressions();
-extern "C" const char* __lsan_default_suppressions() { return "leak:libnvJitLink"; }
+extern "C" __attribute__((visibility("default"))) const char* __lsan_default_suppressions() {  // NOLINT: LSan's name
+  return "leak:libnvJitLink";
+}
 
 namespace torch_remote::codegen::gpu {
 namespace {

@@ -11,11 +11,6 @@
 #include "tests/emulated_gpu/emulated_driver.h"
 #include "tests/emulated_gpu/emulated_nccl.h"
 
-// libnvJitLink never frees some of its memory.
-// NOLINTNEXTLINE(bugprone-reserved-identifier): the sanitizer's name
-extern "C" const char* __lsan_default_suppressions();
-extern "C" const char* __lsan_default_suppressions() { return "leak:libnvJitLink"; }
-
 namespace torch_remote::worker::cuda {
 namespace {
 
