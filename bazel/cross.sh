@@ -60,10 +60,12 @@ unpack_debian() {
   rm -rf "$state"
 }
 
-# Libraries without code in place of CUDA's. torch starts without a GPU if it finds their names.
+# Libraries without code in place of CUDA's. torch starts without a GPU if it finds their names. Its wheel has NVIDIA's
+# BLAS and LAPACK for CPUs (NVPL), whose names are similar.
 cuda_stubs() {
   local folder=$1 name
   for name in $(for f in "$folder"/torch/lib/*.so*; do readelf -d "$f"; done | sed -n 's/.*NEEDED.*\[\(.*\)\]/\1/p' | sort -u); do
+    [[ -e $folder/torch/lib/$name ]] && continue
     case $name in
       libcudart.so*) cp "$(find "$folder/nvidia" -name "$name" | head -1)" "$folder/torch/lib/" ;;
       libcu* | libnv* | libnccl* | libcupti*)
@@ -83,7 +85,7 @@ unpack_python() {
 
 make_sysroot() {
   local stamp
-  stamp=$(printf '%s\n' "${debian[@]}" "${python[@]}" | sha256sum)
+  stamp=$(printf '%s\n' "${debian[@]}" "${python[@]}" "$(declare -f unpack_debian cuda_stubs unpack_python)" | sha256sum)
   [[ -f $sysroot/stamp && $(<"$sysroot/stamp") == "$stamp" ]] && return
   echo "cross.sh: making $sysroot" >&2
   rm -rf "$sysroot"
