@@ -60,18 +60,36 @@ unpack_debian() {
   rm -rf "$state"
 }
 
-# Libraries without code in place of CUDA's. torch starts without a GPU if it finds their names. Its wheel has NVIDIA's
-# BLAS and LAPACK for CPUs (NVPL), whose names are similar.
+# Libraries of empty functions in place of CUDA's. torch starts without a GPU if it finds their names, their versions, and
+# the symbols whose addresses it stores. Its wheel has NVIDIA's BLAS and LAPACK for CPUs (NVPL), whose names are similar.
 cuda_stubs() {
   local folder=$1 name
-  for name in $(for f in "$folder"/torch/lib/*.so*; do readelf -d "$f"; done | sed -n 's/.*NEEDED.*\[\(.*\)\]/\1/p' | sort -u); do
+  for name in $(readelf -d "$folder"/torch/lib/*.so* | sed -n 's/.*NEEDED.*\[\(.*\)\]/\1/p' | sort -u); do
     [[ -e $folder/torch/lib/$name ]] && continue
     case $name in
       libcudart.so*) cp "$(find "$folder/nvidia" -name "$name" | head -1)" "$folder/torch/lib/" ;;
-      libcu* | libnv* | libnccl* | libcupti*)
-        aarch64-linux-gnu-gcc -shared -nostdlib -x c /dev/null -Wl,-soname,"$name" -o "$folder/torch/lib/$name" ;;
+      libcu* | libnv* | libnccl*) cuda_stub "$folder/torch/lib" "$name" ;;
     esac
   done
+}
+cuda_stub() {
+  local folder=$1 name=$2 version script
+  script=$(mktemp)
+  for version in $(readelf -VW "$folder"/*.so* |
+    awk -v "file=$name" '/^$/ { on = 0 } / File: / { on = index($0, " File: " file " ") } on && / Name: / { print $3 }' | sort -u); do
+    readelf --dyn-syms -W "$folder"/*.so* | awk -v "version=$version" '
+      BEGIN { print version " {" }
+      $7 == "UND" && split($8, parts, "@") == 2 && parts[2] == version && !seen[parts[1]]++ { print parts[1] ";" }
+      END { print "};" }' >> "$script"
+  done
+  # A library without versions gets the functions of all such libraries.
+  [[ -s $script ]] || readelf --dyn-syms -W "$folder"/*.so* | awk '
+    BEGIN { print "{" }
+    $7 == "UND" && $8 ~ /^(cu|nv|nccl)[A-Za-z0-9_]*$/ && !seen[$8]++ { print $8 ";" }
+    END { print "};" }' > "$script"
+  sed -n 's/^\(.*[^}]\);$/long \1(void) { return 1; }/p' "$script" | aarch64-linux-gnu-gcc -shared -nostdlib -x c - \
+    -Wl,--version-script="$script" -Wl,-soname,"$name" -o "$folder/$name"
+  rm "$script"
 }
 
 unpack_python() {
@@ -85,7 +103,7 @@ unpack_python() {
 
 make_sysroot() {
   local stamp
-  stamp=$(printf '%s\n' "${debian[@]}" "${python[@]}" "$(declare -f unpack_debian cuda_stubs unpack_python)" | sha256sum)
+  stamp=$(printf '%s\n' "${debian[@]}" "${python[@]}" "$(declare -f unpack_debian cuda_stubs cuda_stub unpack_python)" | sha256sum)
   [[ -f $sysroot/stamp && $(<"$sysroot/stamp") == "$stamp" ]] && return
   echo "cross.sh: making $sysroot" >&2
   rm -rf "$sysroot"
