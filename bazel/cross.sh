@@ -85,7 +85,7 @@ cuda_stub() {
   # A library without versions gets the functions of all such libraries.
   [[ -s $script ]] || readelf --dyn-syms -W "$folder"/*.so* | awk '
     BEGIN { print "{" }
-    $7 == "UND" && $8 ~ /^(cu|nv|nccl)[A-Za-z0-9_]*$/ && !seen[$8]++ { print $8 ";" }
+    $7 == "UND" && $8 ~ /^(cu|nv|nccl)[A-Za-z0-9_]*$/ && $8 !~ /^nvpl/ && !seen[$8]++ { print $8 ";" }
     END { print "};" }' > "$script"
   sed -n 's/^\(.*[^}]\);$/long \1(void) { return 1; }/p' "$script" | aarch64-linux-gnu-gcc -shared -nostdlib -x c - \
     -Wl,--version-script="$script" -Wl,-soname,"$name" -o "$folder/$name"
