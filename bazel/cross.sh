@@ -135,7 +135,7 @@ case $command in
     minor=$(pinned torch | sed 's/torch==\([0-9]*\.[0-9]*\).*/\1/')
     targets=(
       "$package:cpu/bin/torch-remote-worker" "$package:cpu_codegen_library" "$package:cpu_python_process"
-      "$package:built_for" "$package:torch$minor/_C.so" "$package:torch$minor/libaten_plugin.so"
+      //python:entry_points "$package:built_for" "$package:torch$minor/_C.so" "$package:torch$minor/libaten_plugin.so"
     )
     ./bazelw build -- "${targets[@]}"
     bazel_for_aarch64 build -- "${targets[@]}"
