@@ -129,6 +129,7 @@ def test_what_a_worker_may_is_asked_for():
         ({"orphan_after": -1}, "orphan_after=-1 is not a number"),
         ({"orphan_after": "nan"}, "orphan_after='nan' is not a number"),
         ({"max_restarts": float("inf")}, "max_restarts=inf is not a number"),
+        ({"max_restarts": 2.5}, "max_restarts=2.5 is not an integer; write max_restarts=3"),
     ],
 )
 def test_what_is_wrong_in_a_manifest_is_said(options, message):

@@ -138,7 +138,7 @@ def manifest(spec: MachineSpec, nodes: Mapping[str, list[str]] | None = None) ->
         "completions": spec.gpu_count,
         "parallelism": spec.gpu_count,
         "completionMode": "Indexed",
-        "backoffLimit": int(number(options, "max_restarts", 3)),
+        "backoffLimit": integer(options, "max_restarts", 3),
         "ttlSecondsAfterFinished": 60,
         "template": template,
     }
@@ -184,3 +184,10 @@ def number(options: Mapping[str, Any], name: str, default: float) -> float:
     if not 0 <= number < float("inf"):  # false for NaN, too
         raise MachineError(f"remote: {name}={value!r} is not a number; write {name}={default:g}")
     return number
+
+
+def integer(options: Mapping[str, Any], name: str, default: int) -> int:
+    value = number(options, name, default)
+    if value != int(value):
+        raise MachineError(f"remote: {name}={options[name]!r} is not an integer; write {name}={default}")
+    return int(value)
