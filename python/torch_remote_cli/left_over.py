@@ -18,19 +18,29 @@ def list_or_remove(url: str, remove: bool, as_json: bool) -> None:
     try:
         provider, options = read_url(url, {})
         found = [one for one in find_provider(provider).leftovers(options) if one.id not in used]
-        for one in found if remove else ():
-            one.remove()
     except MachineError as error:
         typer.echo(f"{error}", err=True)
         raise typer.Exit(1) from error
-    rows: list[dict[str, Any]] = [
-        {"id": one.id, "what": one.what, "made": one.made, "process": one.process, "removed": remove} for one in found
-    ]
+    errors: list[str] = []
+    rows: list[dict[str, Any]] = []
+    for one in found:
+        removed = remove
+        if remove:
+            try:
+                one.remove()
+            except MachineError as error:
+                removed = False
+                errors.append(f"{one.id}: {error}")
+        rows.append({"id": one.id, "what": one.what, "made": one.made, "process": one.process, "removed": removed})
     if as_json:
-        return output.print_json(rows)
-    if not rows:
+        output.print_json(rows)
+    elif not rows:
         print(f"there are no leftover machines at {url}")
-        return None
-    for row in rows:
-        print(f"{row['id']}: {row['what']}, made {row['made']} by process {row['process']}" + ", removed" * remove)
-    return None
+    else:
+        for row in rows:
+            removed_text = ", removed" if row["removed"] else ""
+            print(f"{row['id']}: {row['what']}, made {row['made']} by process {row['process']}{removed_text}")
+    for text in errors:
+        typer.echo(text, err=True)
+    if errors:
+        raise typer.Exit(1)

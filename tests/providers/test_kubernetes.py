@@ -12,12 +12,13 @@ import kubernetes_validate
 import provider_fixtures
 import pytest
 import torch
+import typer
 
 import torch_remote_cli.left_over
 from torch_remote import MachineError, RemoteMachine, WorkerLost, machines
 from torch_remote.providers import kubernetes_job, records
 from torch_remote.providers.kubernetes import Kubernetes
-from torch_remote.providers.provider import MachineSpec
+from torch_remote.providers.provider import Leftover, MachineSpec
 from torch_remote_cli import state
 
 
@@ -305,6 +306,27 @@ def test_what_is_left_over_is_found(place, cluster, tmp_path, monkeypatch, capsy
     assert "removed" in capsys.readouterr().out
     assert cluster.jobs == {} and list(Kubernetes.leftovers(place.options())) == []
     machine.stop()  # stopping a deleted machine is no error
+
+
+def test_removal_of_leftovers_continues_after_an_error(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    removed = []
+
+    def refuse():
+        raise MachineError("remote: forbidden")
+
+    leftovers = [
+        Leftover("m-1", "job a", "today", 1, refuse),
+        Leftover("m-2", "job b", "today", 2, lambda: removed.append("m-2")),
+        Leftover("m-3", "job c", "today", 3, refuse),
+    ]
+    monkeypatch.setattr(Kubernetes, "leftovers", classmethod(lambda cls, options: iter(leftovers)))
+    with pytest.raises(typer.Exit) as ended:
+        torch_remote_cli.left_over.list_or_remove("kubernetes://tests", remove=True, as_json=True)
+    printed = capsys.readouterr()
+    assert ended.value.exit_code == 1 and removed == ["m-2"]
+    assert [row["removed"] for row in json.loads(printed.out)] == [False, True, False]
+    assert printed.err == "m-1: remote: forbidden\nm-3: remote: forbidden\n"
 
 
 def test_the_sdk_is_named_where_it_is_missing(script, remote):
