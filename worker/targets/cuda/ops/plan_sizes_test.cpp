@@ -280,5 +280,37 @@ TEST(Slice, MarksElementsThatAreAbsent) {
   EXPECT_EQ(slice(whole, 0, 0, 2, std::numeric_limits<int64_t>::max()).sizes[0], -1);
 }
 
+TEST(FloatBits, Float8AsInTorch) {
+  using ir::DType;
+  const double infinity = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
+  struct Row {
+    double x;
+    uint64_t e5m2, e4m3fn, e5m2fnuz, e4m3fnuz, e8m0fnu;
+  };
+  // Computed by torch.full((1,), x).to(dtype).view(torch.uint8).
+  const Row rows[] = {
+      {0, 0x00, 0x00, 0x00, 0x00, 0x00},
+      {-0.0, 0x80, 0x80, 0x00, 0x00, 0x00},
+      {1, 0x3C, 0x38, 0x40, 0x40, 0x7F},
+      {-1.5, 0xBE, 0xBC, 0xC2, 0xC4, 0x80},
+      {0.3, 0x35, 0x2A, 0x39, 0x32, 0x7D},
+      {0.001, 0x14, 0x01, 0x18, 0x01, 0x75},
+      {1e-8, 0x00, 0x00, 0x00, 0x00, 0x64},
+      {248, 0x5C, 0x78, 0x60, 0x80, 0x87},
+      {464, 0x5F, 0x7E, 0x63, 0x80, 0x88},
+      {61440, 0x7C, 0x7E, 0x80, 0x80, 0x8F},
+      {1e30, 0x7C, 0x7E, 0x80, 0x80, 0xE3},
+      {-infinity, 0xFC, 0xFE, 0x80, 0x80, 0xFF},
+      {nan, 0x7F, 0x7F, 0x80, 0x80, 0xFF},
+  };
+  for (const Row& row : rows) {
+    EXPECT_EQ(float_bits(row.x, DType::kFloat8E5M2), row.e5m2) << row.x;
+    EXPECT_EQ(float_bits(row.x, DType::kFloat8E4M3FN), row.e4m3fn) << row.x;
+    EXPECT_EQ(float_bits(row.x, DType::kFloat8E5M2FNUZ), row.e5m2fnuz) << row.x;
+    EXPECT_EQ(float_bits(row.x, DType::kFloat8E4M3FNUZ), row.e4m3fnuz) << row.x;
+    EXPECT_EQ(float_bits(row.x, DType::kFloat8E8M0FNU), row.e8m0fnu) << row.x;
+  }
+}
+
 }  // namespace
 }  // namespace torch_remote::worker::cuda

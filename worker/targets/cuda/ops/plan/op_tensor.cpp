@@ -1,6 +1,8 @@
 #include "worker/targets/cuda/ops/plan/op_tensor.h"
 
+#include <algorithm>
 #include <bit>
+#include <cmath>
 #include <limits>
 
 namespace torch_remote::worker::cuda {
@@ -82,11 +84,46 @@ OpTensor slice(const OpTensor& whole, size_t dim, int64_t begin, int64_t size, i
   return made;
 }
 
+namespace {
+
+// Rounds to nearest even. Overflow gives infinity in float8_e5m2, the largest number in float8_e4m3fn, and NaN in the
+// other types, as in torch 2.13.
+uint64_t float8_bits(float x, DType dtype) {
+  const auto wide = std::bit_cast<uint32_t>(x);
+  const uint32_t magnitude = wide & 0x7FFFFFFF;
+  if (dtype == DType::kFloat8E8M0FNU) {  // Only the exponent of a float32.
+    const uint32_t exponent = magnitude >> 23, rest = magnitude & 0x7FFFFF, half = 0x400000;
+    if (exponent == 0xFF) return 0xFF;
+    return exponent + (rest > half || (rest == half && exponent > 0) ? 1 : 0);
+  }
+  // The types FNUZ have neither infinity nor a negative zero, whose code is NaN.
+  const bool fnuz = dtype == DType::kFloat8E5M2FNUZ || dtype == DType::kFloat8E4M3FNUZ;
+  const bool is_e5 = dtype == DType::kFloat8E5M2 || dtype == DType::kFloat8E5M2FNUZ;
+  const int mantissa = is_e5 ? 2 : 3, bias = (is_e5 ? 15 : 7) + (fnuz ? 1 : 0);
+  const float size = std::bit_cast<float>(magnitude);
+  uint64_t code = 0x100;
+  if (size < 0x1p16F) {  // False for NaN.
+    const int exponent = std::max(std::ilogb(size), 1 - bias);
+    code = static_cast<uint64_t>(std::nearbyint(std::ldexp(static_cast<double>(size), mantissa - exponent))) +
+           (static_cast<uint64_t>(exponent + bias - 1) << mantissa);
+  }
+  if (fnuz && (code > 0x7F || code == 0)) return code == 0 ? 0 : 0x80;
+  if (magnitude > 0x7F800000) {
+    code = 0x7F;
+  } else if (!fnuz) {
+    code = std::min<uint64_t>(code, is_e5 ? 0x7C : 0x7E);
+  }
+  return code | wide >> 31 << 7;
+}
+
+}  // namespace
+
 uint64_t float_bits(double x, DType dtype) {
   if (dtype == DType::kFloat64) return std::bit_cast<uint64_t>(x);
   if (dtype == DType::kFloat16) return std::bit_cast<uint16_t>(static_cast<_Float16>(static_cast<float>(x)));
   const auto wide = std::bit_cast<uint32_t>(static_cast<float>(x));
   if (dtype == DType::kFloat32) return wide;
+  if (ir::item_size(dtype) == 1) return float8_bits(static_cast<float>(x), dtype);
   if ((wide & 0x7FFFFFFF) > 0x7F800000) return 0x7FC0;
   return (wide + 0x7FFF + (wide >> 16 & 1)) >> 16;  // bfloat16.
 }

@@ -49,7 +49,7 @@ std::vector<int64_t> packed_strides(std::span<const int64_t> sizes);
 // -1, and PlanBuilder::copy declines it.
 OpTensor slice(const OpTensor& whole, size_t dim, int64_t begin, int64_t size, int64_t step = 1);
 
-// A number as the bits of f64, f32, f16 or bf16.
+// A number as the bits of a real floating-point type.
 uint64_t float_bits(double x, ir::DType dtype);
 
 // The dtype of a complex number's parts. Other dtypes are returned as they are.
