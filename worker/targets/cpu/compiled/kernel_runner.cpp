@@ -275,9 +275,11 @@ class KernelProgram : public RunnerProgram {
   }
 
   static bool may_stream(const BoundGroup& group) {
-    uint64_t stored = 0;
-    for (const codegen::Launch& launch : group.launches) stored += Launches::stored_bytes(launch);
-    return stored >= kStreamedBytes && std::ranges::any_of(group.launches, Launches::may_stream);
+    uint64_t stored = 0;  // By the launches that can use streaming stores.
+    for (const codegen::Launch& launch : group.launches) {
+      if (Launches::may_stream(launch)) stored += Launches::stored_bytes(launch);
+    }
+    return stored >= kStreamedBytes;
   }
 
   static codegen::cpu::Variant streaming(const codegen::Launch& launch) {
