@@ -37,7 +37,8 @@ Status receive_control(int socket, ControlMessage* message) {
   header.msg_iov = &piece;
   header.msg_iovlen = 1;
   header.msg_control = ancillary;
-  header.msg_controllen = sizeof(ancillary);
+  // Without its padding, the buffer has space for one descriptor. The kernel closes any others.
+  header.msg_controllen = CMSG_LEN(sizeof(int));
   const ssize_t n = TEMP_FAILURE_RETRY(recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC));
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return {ErrorCode::kTimeout, "remote: timeout"};
   if (n <= 0) return {ErrorCode::kLost, "remote: the other process is gone"};

@@ -2,12 +2,14 @@
 // continues while clients reconnect.
 #include "worker/process/network_session.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <openssl/bn.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/pem.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -286,6 +288,38 @@ TEST(NetworkSession, KeepsNeitherTokenNorPrivateKeyAfterTheFirstHandshake) {
 }
 
 // Otherwise the client would try to reconnect for the whole lease.
+TEST(ControlSocket, ReceivesOneDescriptorAtMost) {
+  int ends[2];
+  ASSERT_TRUE(make_control_sockets(ends).ok());
+  char byte = static_cast<char>(Control::kReconnect);
+  iovec piece{&byte, 1};
+  const int sent[] = {ends[0], ends[0]};
+  alignas(cmsghdr) char ancillary[CMSG_SPACE(sizeof(sent))] = {};
+  msghdr message{};
+  message.msg_iov = &piece;
+  message.msg_iovlen = 1;
+  message.msg_control = ancillary;
+  message.msg_controllen = sizeof(ancillary);
+  cmsghdr* const part = CMSG_FIRSTHDR(&message);
+  part->cmsg_level = SOL_SOCKET;
+  part->cmsg_type = SCM_RIGHTS;
+  part->cmsg_len = CMSG_LEN(sizeof(sent));
+  std::memcpy(CMSG_DATA(part), sent, sizeof(sent));
+  const auto count_open = [] {
+    int count = 0;
+    for (int descriptor = 0; descriptor < 1024; ++descriptor) count += fcntl(descriptor, F_GETFD) >= 0 ? 1 : 0;
+    return count;
+  };
+  const int before = count_open();
+  ASSERT_EQ(sendmsg(ends[0], &message, 0), 1);
+  ControlMessage received;
+  ASSERT_TRUE(receive_control(ends[1], &received).ok());
+  ASSERT_GE(received.descriptor, 0);
+  close(received.descriptor);
+  EXPECT_EQ(count_open(), before);
+  for (const int end : ends) close(end);
+}
+
 TEST(NetworkSession, ATerminatedSessionTellsItsClient) {
   Session session(5s);
   const std::string token = random_text();
