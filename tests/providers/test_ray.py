@@ -50,9 +50,9 @@ def test_what_the_cluster_has_not_is_said(cluster):
         RemoteMachine("ray", gpu="A100").start()
     with pytest.raises(MachineError, match=r"has bench: 2, but the machine needs bench: 3"):
         RemoteMachine("ray", resources={"bench": 3}).start()
-    for option in ("wait", "max_restarts"):
+    for option, value in (("wait", "long"), ("max_restarts", "long"), ("max_restarts", 2.5)):
         with pytest.raises(MachineError, match="wait is a number of seconds, and max_restarts an integer"):
-            RemoteMachine("ray", **{option: "long"}).start()
+            RemoteMachine("ray", **{option: value}).start()
     with (
         RemoteMachine("ray", num_cpus=3),
         pytest.raises(MachineError, match=r"waited \d+ s for free capacity in the Ray cluster"),

@@ -181,7 +181,7 @@ class Ray(Provider):
             )
         try:
             limit = None if options.get("wait") is None else time.monotonic() + float(options["wait"])
-            max_restarts = int(options.get("max_restarts", 3))
+            max_restarts = int(str(options.get("max_restarts", 3)))  # int(2.5) would truncate
         except (TypeError, ValueError) as error:
             raise MachineError("remote: wait is a number of seconds, and max_restarts an integer") from error
         self._group = ray.util.placement_group(
