@@ -95,9 +95,8 @@ Status Session::within_limit() {
 
 void Session::load_program(uint32_t number, std::span<const std::byte> bytes, bool tune) {
   if (context_.profile) context_.profile->forget(number);
-  std::shared_ptr<LoadedProgram>& program = programs_[number];
-  program = nullptr;  // Frees its memory first.
-  program = worker::load_program(number, *runners_, &device_->memory(), bytes, tune);
+  programs_.erase(number);  // Frees its memory first. If loading throws, there is no entry without a program.
+  programs_[number] = worker::load_program(number, *runners_, &device_->memory(), bytes, tune);
 }
 
 void Session::unload_program(uint32_t number) {
