@@ -42,6 +42,14 @@ TEST(Reduction, CombinesNumbers) {
   EXPECT_EQ(reduced<uint16_t>(DType::kUInt16, Reduction::kProduct, {{65535}, {65535}}), (std::vector<uint16_t>{1}));
 }
 
+TEST(Reduction, AveragesOverMoreRanksThanTheTypeCounts) {
+  std::vector<std::vector<int8_t>> bytes(200, {0});
+  bytes[0] = {-100};
+  EXPECT_EQ(reduced<int8_t>(DType::kInt8, Reduction::kAvg, bytes), (std::vector<int8_t>{0}));
+  const std::vector<std::vector<uint8_t>> many(256, {1});
+  EXPECT_EQ(reduced<uint8_t>(DType::kUInt8, Reduction::kAvg, many), (std::vector<uint8_t>{0}));
+}
+
 TEST(Reduction, BoolsAreLogical) {
   using B = std::vector<uint8_t>;
   const std::vector<B> sources = {{0, 0, 1, 1}, {0, 1, 0, 1}};
