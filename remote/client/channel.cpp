@@ -151,7 +151,7 @@ Status Channel::begin(size_t messages, size_t bytes) {
 
 Status Channel::send(wire::Type type, bool wants_reply, AttachmentPtr attachment, uint64_t* number) {
   const uint64_t next = next_sequence(attachment ? attachment->bytes().size() : 0);
-  if (wants_reply) replies.expect(next);
+  if (wants_reply) replies.expect(next, type);
   if (number) *number = next;
   Status status = outbox.send(header(type, next, wants_reply ? wire::kWantsReply : 0),
                               {builder.GetBufferPointer(), builder.GetSize()}, std::move(attachment));

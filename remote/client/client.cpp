@@ -25,7 +25,7 @@ void count_flush(AtomicCounters& counters, const CachedProgram& program, bool hi
 wire::Header run_header(Channel& channel, uint64_t* ticket, FlushInfo* info) {
   info->sequence = channel.next_sequence();
   if (ticket) {
-    channel.replies.expect(info->sequence);
+    channel.replies.expect(info->sequence, wire::Type::kRun);
     *ticket = info->sequence;
   }
   return channel.header(wire::Type::kRun, info->sequence, ticket ? wire::kWantsReply : 0);

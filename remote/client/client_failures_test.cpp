@@ -237,6 +237,22 @@ TEST_P(ClientTest, AnAcknowledgementOfWhatWasNeverSentLosesTheWorker) {
   EXPECT_EQ(synchronize().code(), ErrorCode::kLost);
 }
 
+TEST_P(ClientTest, AReplyOfAnotherTypeLosesTheWorker) {
+  worker->hold_replies(true);
+  TraceWriter(trace).op(0, 5, 10, true);
+  FlushInfo info;
+  uint64_t first_result_id, ticket;
+  ASSERT_TRUE(client->flush(trace, &first_result_id, &info, &ticket).ok());
+  flatbuffers::FlatBufferBuilder builder;
+  builder.Finish(wire::CreateReadReply(builder));
+  const std::vector<uint8_t> reply(builder.GetBufferPointer(), builder.GetBufferPointer() + builder.GetSize());
+  worker->send_raw(Type::kReadReply, ticket, reply);
+  ResultWords result_words;
+  const Status status = client->wait_results(ticket, &result_words, kPatient, &error);
+  EXPECT_EQ(status.code(), ErrorCode::kLost);
+  EXPECT_NE(status.message().find("but the message had type 4"), std::string::npos) << status.message();
+}
+
 // Has no memory for attachments while `full` is set.
 class FullTransport : public ForwardingTransport {
  public:

@@ -102,9 +102,9 @@ void Replies::hello_answered(uint64_t sequence) {
   (void)acknowledge(sequence);
 }
 
-void Replies::expect(uint64_t sequence) {
+void Replies::expect(uint64_t sequence, wire::Type request) {
   std::lock_guard lock(mutex_);
-  slots_[sequence];
+  slots_[sequence].request = request;
 }
 
 void Replies::drop_reply(uint64_t sequence) {
@@ -238,6 +238,12 @@ Status Replies::handle_reply(Frame& frame) {
     // the thread that sent the question was interrupted
     if (error && !message->error()->reported()) defer(*std::move(error));
     return {};
+  }
+  // In wire::Type, the type of a reply follows that of its request.
+  if (frame.header.type != static_cast<uint8_t>(slot->second.request) + 1) {
+    return Status::invalid("remote: the worker's reply to message " + std::to_string(frame.header.sequence) +
+                           " has type " + std::to_string(frame.header.type) + ", but the message had type " +
+                           std::to_string(static_cast<uint8_t>(slot->second.request)));
   }
   if (slot->second.unwanted) {
     slots_.erase(slot);

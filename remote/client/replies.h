@@ -37,8 +37,9 @@ class Replies {
   void sending(uint64_t sequence, size_t bytes);
   // Says that the worker has answered the client hello, whose reply this object does not receive.
   void hello_answered(uint64_t sequence);
-  // Says that a thread will wait for this message's reply.
-  void expect(uint64_t sequence);
+  // Says that a thread will wait for the reply to this message, whose type is `request`. A reply of another type ends
+  // the connection, so the thread can read the reply without further checks.
+  void expect(uint64_t sequence, wire::Type request);
   // Whether a reply that a thread waits for, or will wait for, has not arrived.
   bool expects_reply() const;
   // Says that no thread will wait for this message's reply any more.
@@ -98,6 +99,7 @@ class Replies {
   struct Slot {
     bool done = false;
     bool unwanted = false;  // no thread waits: the reply and its error are dropped when they arrive
+    wire::Type request{};
     Frame reply;
     std::optional<OpError> error;
   };
