@@ -43,10 +43,10 @@ TEST(Reduction, CombinesNumbers) {
 }
 
 TEST(Reduction, AveragesOverMoreRanksThanTheTypeCounts) {
-  std::vector<std::vector<int8_t>> bytes(200, {0});
+  std::vector<std::vector<int8_t>> bytes(200, std::vector<int8_t>{0});
   bytes[0] = {-100};
   EXPECT_EQ(reduced<int8_t>(DType::kInt8, Reduction::kAvg, bytes), (std::vector<int8_t>{0}));
-  const std::vector<std::vector<uint8_t>> many(256, {1});
+  const std::vector<std::vector<uint8_t>> many(256, std::vector<uint8_t>{1});
   EXPECT_EQ(reduced<uint8_t>(DType::kUInt8, Reduction::kAvg, many), (std::vector<uint8_t>{0}));
 }
 
