@@ -110,7 +110,7 @@ Status BufferReader::wait_for_snapshot(const ReadView& view, Snapshot& snapshot,
   if (status.ok()) status = check_size(frame, snapshot.bytes.size());
   std::lock_guard order(channel_.order);
   if (status.ok()) {
-    std::ranges::copy(frame.attachment->bytes(), snapshot.bytes.begin());
+    if (frame.attachment) std::ranges::copy(frame.attachment->bytes(), snapshot.bytes.begin());
     channel_.counters.bytes_downloaded.fetch_add(snapshot.bytes.size(), std::memory_order_relaxed);
     snapshot.state = Snapshot::State::kReady;
   } else {

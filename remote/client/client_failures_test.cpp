@@ -253,6 +253,21 @@ TEST_P(ClientTest, AReplyOfAnotherTypeLosesTheWorker) {
   EXPECT_NE(status.message().find("but the message had type 4"), std::string::npos) << status.message();
 }
 
+TEST_P(ClientTest, TheReplyToAnEmptyReadMayLackAnAttachment) {
+  worker->hold_replies(true);
+  std::thread replies([&] {
+    while (worker->messages().empty()) std::this_thread::yield();
+    flatbuffers::FlatBufferBuilder builder;
+    builder.Finish(wire::CreateReadReply(builder));
+    const std::vector<uint8_t> reply(builder.GetBufferPointer(), builder.GetBufferPointer() + builder.GetSize());
+    worker->send_raw(Type::kReadReply, worker->messages().back().sequence, reply);
+  });
+  std::string text = "old";
+  EXPECT_TRUE(read(7, 0, &text).ok());
+  EXPECT_EQ(text, "");
+  replies.join();
+}
+
 // Has no memory for attachments while `full` is set.
 class FullTransport : public ForwardingTransport {
  public:
