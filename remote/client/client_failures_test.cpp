@@ -2,6 +2,7 @@
 
 #include "remote/client/testing/client_fixture.h"
 #include "remote/transport/forwarding_transport.h"
+#include "remote/wire/message.h"
 
 namespace torch_remote::remote {
 namespace {

@@ -126,8 +126,8 @@ template <typename T>
 void divide(T* values, int64_t count, size_t by) {
   if constexpr (!std::is_same_v<T, bool>) {
     // A small integer type may not represent the number of ranks.
-    using Wide = std::conditional_t<std::is_floating_point_v<T>, T,
-                                    std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>>;
+    using Wide =
+        std::conditional_t<std::is_floating_point_v<T>, T, std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>>;
     for (int64_t i = 0; i < count; ++i) values[i] = static_cast<T>(values[i] / static_cast<Wide>(by));
   }
 }
