@@ -53,12 +53,12 @@ enum class BufferKind : uint8_t {
 
 // A buffer of a graph. Messages refer to it by its index: a run binds the input buffers in index order, and the k-th
 // surviving fresh buffer gets the id base + k. Rules for passes: (1) Keep every input buffer, used or not, in order.
-// (2) Keep the order of surviving fresh buffers. (3) If a buffer is split into versions, the surviving last version
-// keeps the index, and older versions get new ones.
+// (2) Keep the order of surviving fresh buffers. (3) If a buffer is split into versions, the last version
+// keeps its index and `survives`. Older versions get new indices and do not survive.
 struct Buffer {
   BufferKind kind = BufferKind::kFresh;
   bool survives = false;  // outlives the run; the run frees an input that does not, or reuses its memory
-  // Only one node writes it: the first that touches it, which does not read it. Every other node reads the same value.
+  // Only the first node that touches it writes it, without reading it. Every other node reads the same value.
   // The writer creates the buffer as its result, or it fills a buffer that `empty` created. For example, torch composes
   // zeros of `empty` and `zero_`, and clone of `empty` and `copy_`. Elements that the node does not write are
   // undefined. Set by `lift`.
@@ -66,8 +66,8 @@ struct Buffer {
   Sym nbytes = kNoSym;  // bytes; kNoSym for inputs and for buffers with a dynamic view
   // All its uses are in one group: a runner that executes the group as a whole need not allocate it. Set by `fuse`.
   bool group_local = false;
-  // The buffer whose memory this buffer may take over in the first node that touches this one, if the run's sizes allow
-  // it. Set by `plan`.
+  // Another buffer. The first node that touches this buffer may use the other buffer's memory for it, if the run's
+  // sizes allow that. Set by `plan`.
   uint32_t may_reuse = kNoBuffer;
   bool operator==(const Buffer&) const = default;
 };
@@ -144,7 +144,8 @@ enum GroupProperty : uint8_t {
 };
 inline constexpr uint8_t kGroupProperties = kGroupContiguous | kGroupAligned;
 
-// Nodes `first` to `last`, in order. A group has the meaning of its nodes one by one, and may be executed that way.
+// Nodes `first` to `last`, both included, in order. A group has the meaning of its nodes one by one, and may be
+// executed that way.
 struct Group {
   uint32_t first = 0;
   uint32_t last = 0;

@@ -141,7 +141,7 @@ class Trace {
     code.push_back(static_cast<uint32_t>(bits >> 32));
   }
   void use_view(uint32_t slot) { code.push_back(slot); }
-  // Adds a view that this trace has not seen, of a buffer that it has (`ordinal`). Returns the view's slot.
+  // Adds a view that is new to this trace, of a buffer that is not (`ordinal`). Returns the view's slot.
   uint32_t new_view(uint32_t ordinal, DType dtype, std::span<const int64_t> sizes, std::span<const int64_t> strides,
                     int64_t offset) {
     return add_view(ViewOrigin::kKnownBuffer, ordinal, dtype, sizes, strides, offset);

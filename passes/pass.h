@@ -47,7 +47,8 @@ struct Pass {
   Status (*run)(ir::Graph& graph, const PassContext& context);
   std::span<const PassOption> options = {};
   // With this pass, the bits of an op's results may depend on the graph's other ops. A graph has the ops of one trace,
-  // and a trace's end depends on threads, waits and earlier records. So these may change bits, too.
+  // and a trace's end depends on threads, waits and earlier records. So threads, waits and earlier records may change
+  // bits, too.
   bool bits_depend_on_other_ops = false;
 };
 

@@ -9,9 +9,9 @@
 // Functions with which several passes read and change a graph.
 namespace torch_remote::passes {
 
-// Whether the op's only effects are its results and the writes that its schema or the table states, and the client does
-// not wait for its results. Such an op may be removed if its results and writes are unused. False for ops outside the
-// table that are not pure.
+// Whether an op may be removed if its results and writes are unused. Its only effects must be its results and the
+// writes that its schema or the op table states, and the client must not wait for its results. An op outside of the
+// table must be pure (kOpPure).
 bool has_only_declared_effects(const ir::OpDesc& desc);
 
 // Returns which buffers no node writes after their first use: reads at any two nodes give the same value. These are the

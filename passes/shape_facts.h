@@ -17,7 +17,8 @@ void collect_equal_sizes(const ir::Graph& graph, const ir::Node& node, EqualSize
 bool result_is_contiguous(const ir::OpDesc& desc);
 
 // Whether a pointwise node's result is contiguous because its operands are. The result has the stride order of the
-// operands, so this is true if all operands with more than one dim above size 1 are contiguous.
+// operands. So each operand with several dims that may be larger than 1 must be contiguous. One contiguous operand must
+// have the sizes of the result, and no size of the result may be the constant 0 or 1.
 bool keeps_contiguous(const ir::Graph& graph, const ir::Node& node, const ir::View& result);
 
 // Whether the view's strides are, as symbols, the row-major strides of its sizes.

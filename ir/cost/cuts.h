@@ -39,8 +39,8 @@ struct CutPlans {
   CutLimits limits;
   // indexed by the first bits of the hash
   std::vector<bool> planned_bits = std::vector<bool>(size_t{1} << (64 - kShift));
-  std::unordered_set<uint64_t> planned;  // hashes of stretches after which to cut
-  // for every record of the traces that were sent, up to a limit: the hash of its stretch from the beginning to it
+  std::unordered_set<uint64_t> planned;  // for each planned cut: the hash of its stretch from the beginning to the cut
+  // for every record that was sent, up to a limit: the hash of its stretch from the beginning to this record
   std::unordered_set<uint64_t> known;
 };
 
@@ -106,9 +106,10 @@ class Cuts {
 
 // The costs of each record of a trace, from which cuts are planned.
 struct RecordCosts {
-  // Bytes that are live across a cut after the record, because later records touch them or the script still holds them.
-  // Bytes that outlive the trace are not counted. UINT64_MAX: no cut is allowed after this record, because one kernel
-  // may compute the ops before and after it. All are 0 if the trace cannot be imported.
+  // Bytes of temporaries that are live across a cut after the record: later records touch them, or the script holds
+  // their tensors. A temporary is a fresh buffer whose tensor the script drops before the trace ends.
+  // UINT64_MAX: no cut is allowed after this record, because one kernel may compute the ops before and after it. All
+  // are 0 if the trace cannot be imported.
   std::vector<uint64_t> live_bytes_after;
   std::vector<double> time;  // estimated time that the worker needs for the record, in microseconds
 };

@@ -122,7 +122,7 @@ struct Part {
   AxisMapping mapping = AxisMapping::kLast;
   bool reads = false;
   bool writes = false;
-  // a sum over axes that the node does not reduce otherwise: gradients of a norm's weight and bias
+  // the part is a sum over axes that are not in KernelForm::reduced: the gradients of a norm's weight and bias
   bool reduces_other_axes = false;
   // written at indices, one row after the other, because two rows may write the same element; the view is filled with
   // zeros first unless `reads`
@@ -163,8 +163,8 @@ inline constexpr double kMinLibraryMultiplications = 1 << 15;
 // Whether the node may fail because an index is out of bounds. Only the data decide whether it does.
 bool checks_indices(const KernelForm& form);
 
-// Whether the nodes may all be executed again after an index was found to be out of bounds. They may if they write only
-// buffers that they create or that one of them is the first to use, or if they have no indices.
+// Whether the nodes may all be executed again after an index was found to be out of bounds. True if no node checks
+// indices. Also true if every buffer that they write is fresh, and one of them is the first node to use it.
 bool can_reexecute(const Graph& graph, std::span<const uint32_t> nodes);
 
 // Whether none of the nodes writes an index that one of them reads, so that a runner can check all indices first.
@@ -173,7 +173,7 @@ bool indices_exist_before(const Graph& graph, std::span<const uint32_t> nodes);
 // The number of tensors that a multi-tensor op processes; 1 for any other op.
 uint32_t count_items(const Node& node);
 
-// The item-th element of an argument that is a list; any other argument, or a list without that element, itself.
+// Returns element `item` of a list. Returns `arg` itself if it is no list, or has no such element.
 const Arg& item_of(const Arg& arg, uint32_t item);
 
 // Adjacent axes of the space; `count` is 0 for none.
