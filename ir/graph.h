@@ -53,8 +53,8 @@ enum class BufferKind : uint8_t {
 
 // A buffer of a graph. Messages refer to it by its index: a run binds the input buffers in index order, and the k-th
 // surviving fresh buffer gets the id base + k. Rules for passes: (1) Keep every input buffer, used or not, in order.
-// (2) Keep the order of surviving fresh buffers. (3) If a buffer is split into versions, the last version
-// keeps its index and `survives`. Older versions get new indices and do not survive.
+// (2) Keep the order of surviving fresh buffers. (3) If a buffer is split into versions, the last version keeps its
+// index and `survives`. Older versions get new indices and do not survive.
 struct Buffer {
   BufferKind kind = BufferKind::kFresh;
   bool survives = false;  // outlives the run; the run frees an input that does not, or reuses its memory

@@ -8,9 +8,10 @@
 #include "codegen/cpu/call.h"
 #include "codegen/cpu/ops.h"
 
-// Loads and stores of operands, and of lines. A line is an array in memory that the caller of a kernel provides
-// (codegen/cpu/call.h): the elements of a spilled value for one row, or the partial results of a total for one chunk. A
-// total is a reduction over rows. Each chunk of rows is reduced separately.
+// Loads and stores of operands, and of lines. A line is here an array in memory, not a line of positions as in
+// loop_ir.h. The caller of a kernel provides it (codegen/cpu/call.h). It has the elements of a spilled value for one
+// row, or the partial results of a total for one chunk. A total is a reduction over rows. Each chunk of rows is reduced
+// separately.
 namespace torch_remote::codegen::cpu {
 
 // The position for which code is emitted. With a `column` it is a vector of kLanes positions along the last column dim.

@@ -69,7 +69,8 @@ struct Recipe {
   uint32_t slots = 0;
   // Number of columns that a block of kFinish computes at a time; 0: there is no kFinish.
   uint32_t finish_columns = 0;
-  bool finish_in_one_block = false;  // kFinish must run as one block, because it stores where all blocks would load
+  // kFinish must run as one block, because it may store to memory that all its threads load.
+  bool finish_in_one_block = false;
   std::vector<Operand> operands;
   std::vector<Total> totals;
   std::vector<Parameter> parameters;
@@ -82,9 +83,9 @@ std::vector<uint8_t> encode(const Recipe& recipe);
 // Returns kInvalid if the bytes are no recipe.
 Status decode(std::span<const uint8_t> bytes, Recipe* recipe);
 
-// An index that was out of bounds; `operand` is kNone before the launch. If several indices are, the record has any one
-// of them. `unfailed_operands` shows all of their operands: bit min(operand, 31) is 0 for each. All its bits are 1
-// before the launch. Hand-written kernels also report other failures here, such as a division by zero
+// An index that was out of bounds; `operand` is kNone before the launch. If several indices are out of bounds, the
+// record has any one of them. Bit min(operand, 31) of `unfailed_operands` is 0 for each operand with such an index. All
+// its bits are 1 before the launch. Hand-written kernels also report other failures here, such as a division by zero
 // (worker/targets/cuda/device/deferred_failures.h).
 struct IndexRecord {
   uint32_t operand = kNone;

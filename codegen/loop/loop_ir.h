@@ -134,16 +134,16 @@ std::string_view name(Over over);
 
 // -- Derived from a kernel --------------------------------------------------------------------------------------------
 
-// Where a value is computed. A row is computed in phases. Phase p is one loop over the columns, followed by the row's
-// own values that use reductions of that loop. Values that depend on a reduction over all rows are computed in
-// `finish`, when all rows are done: over the columns, or once. Other values that these need, such as loads, are
-// recomputed there.
+// Where a value is computed. A row is computed in phases. Phase p is one loop over the columns, followed by the values
+// that do not vary over columns and use reductions of that loop. Values that depend on a reduction over all rows are
+// computed in `finish`, when all rows are done: over the columns, or once. Other values that these need, such as loads,
+// are recomputed there.
 struct ValueSchedule {
   DimSet dims = 0;  // dims over which it varies; no row dims in `finish`
   bool finish = false;
-  // The first loop that can compute the value; for a row's own value, the first loop that can use it. For a reduction
-  // over rows, the loop in which its operand is added. An operand that does not vary over columns is added before that
-  // loop begins.
+  // The first loop that can compute the value; for a value that does not vary over columns, the first loop that can use
+  // it. For a reduction over rows, the loop in which its operand is added. An operand that does not vary over columns
+  // is added before that loop begins.
   uint32_t phase = 0;
 };
 
@@ -205,8 +205,8 @@ inline constexpr int64_t kRunningBlock = 16;
 // Over rows: `chunk` rows are added one by one. Chunk k goes to lane k % chunk_lanes, a lane adds its chunks, and at
 // the end the lanes are added up.
 //
-// To add up lanes, the upper half is added to the lower half until one lane is left. This is done first within each
-// groups[0] adjacent lanes, then within each groups[1], then over all that are left.
+// To add up lanes, the upper half is added to the lower half until one lane is left. First each `groups[0]` adjacent
+// lanes are added up, then the sums within each `groups[1]` adjacent lanes, then all remaining sums.
 //
 // A wide sum (`is_wide_sum`) adds f32 elements and has an f64 result. A block is divided into ranges of `short_sum`
 // consecutive k. For each range, lanes of f32 add their elements, starting from 0. If the operand is a `mul`, fma adds

@@ -68,8 +68,8 @@ struct GroupEmitter {
   }
 
   // Adds the stores of the values that are used outside of the group. If a buffer is written several times, the last
-  // value is stored. Returns false if an operand must be zeroed first (Binding::needs_zero_fill) and the code that does
-  // so cannot handle its layout: it may vary only along the last column, with stride 1, and along its indexed dim.
+  // value is stored. Returns false if an operand must be zeroed first (Binding::needs_zero_fill) and its layout is not
+  // supported for that. Supported operands vary only along the last column, with stride 1, and along their indexed dim.
   bool store() {
     for (const auto& [buffer, written] : results) {
       if (graph.buffers[buffer].group_local) continue;

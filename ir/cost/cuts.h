@@ -107,9 +107,9 @@ class Cuts {
 // The costs of each record of a trace, from which cuts are planned.
 struct RecordCosts {
   // Bytes of temporaries that are live across a cut after the record: later records touch them, or the script holds
-  // their tensors. A temporary is a fresh buffer whose tensor the script drops before the trace ends.
-  // UINT64_MAX: no cut is allowed after this record, because one kernel may compute the ops before and after it. All
-  // are 0 if the trace cannot be imported.
+  // their tensors. A temporary is a fresh buffer whose tensor the script drops before the trace ends. UINT64_MAX: no
+  // cut is allowed after this record, because one kernel may compute the ops before and after it. All are 0 if the
+  // trace cannot be imported.
   std::vector<uint64_t> live_bytes_after;
   std::vector<double> time;  // estimated time that the worker needs for the record, in microseconds
 };

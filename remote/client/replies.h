@@ -19,7 +19,7 @@
 // right to have messages in flight); failures.
 //
 // No thread is dedicated to receiving. One waiting thread at a time, the leader, receives. The others wait for the
-// leader, and one of them takes over when it has its reply.
+// leader. When the leader has its own reply, one of the others becomes the leader.
 namespace torch_remote::remote {
 
 // Thread safe.
@@ -54,9 +54,9 @@ class Replies {
   Status wait(uint64_t sequence, const KeepWaiting& keep_waiting, Frame* reply, OpError* error,
               bool keep_expecting = false);
 
-  // Adds the deferred failures to *error, the result of a synchronize. The first one becomes *error itself. The others
-  // and the previous *error follow in more_errors, in this order. Deferred failures are those of programs that could
-  // not be built, and those in replies whose wait was interrupted.
+  // Deferred failures are those of programs that could not be built, and those in replies whose wait was interrupted.
+  // If there are any, the first one replaces *error, the result of a synchronize. The other deferred failures and the
+  // previous *error follow in more_errors, in this order.
   void take_deferred(OpError* error);
 
   // Says that profile parts from this message on are to be stored, at most `limit` events.

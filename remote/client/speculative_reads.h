@@ -11,9 +11,10 @@
 #include "remote/client/program_cache.h"
 
 // Speculative reads of small results, for scripts that read several results one after the other. A *round* is the runs
-// between two waits of the script. The read that ends a round also requests what the script read after earlier rounds
-// that ended with the same program, so that it waits only once. A result that was read and not written since is not
-// requested again. Only bytes are cached, never an error: a read that must raise an error is sent to the worker.
+// between two waits of the script. The read that ends a round also requests other results: those that the script read
+// after earlier rounds with the same last program. The script then waits only once. A result that was read and not
+// written since is not requested again. Only bytes are cached, never an error: a read that must raise an error is sent
+// to the worker.
 namespace torch_remote::remote {
 
 // Buffers up to this size are read whole, so that later reads of other parts are already cached.

@@ -32,8 +32,8 @@ class ResumingTransport : public Transport {
     uint64_t received = 0;  // frames of this session that the other end has received
   };
   // Makes the next connection of an end. The keeper calls it. With Options::reconnect_always it is also called while
-  // the old connection seems to work, because a worker's client may notice earlier that it is broken. `broken` says
-  // whether this end considers it broken. Reconnect should wait for about `step` at most. kTimeout: there is no
+  // the old connection seems to work, because the other end may notice earlier that this connection is broken. `broken`
+  // says whether this end considers it broken. Reconnect should wait for about `step` at most. kTimeout: there is no
   // connection yet. kLost: the attempt failed and may be repeated. Any other error ends the session with that message.
   // Before Reconnect sends the other end the number of received frames, it must call `freeze`, which ends the old
   // connection and returns that number.

@@ -53,14 +53,14 @@ class Transport {
   virtual ~Transport() = default;
 
   // Allocates `size` bytes for this end to send, aligned to 64 bytes, with undefined contents. Returns null if out of
-  // memory. Thread safe. Released attachments are reused, so that their pages are already mapped. Large ones cost
-  // microseconds. Untouched pages take no memory, but each segment holds a descriptor until it is first sent, so avoid
-  // attachments that may never be sent.
+  // memory. Thread safe. The memory of released attachments is reused, because its pages are already mapped. A call for
+  // a large attachment takes microseconds. Untouched pages take no memory, but each segment holds a descriptor until it
+  // is first sent, so avoid attachments that may never be sent.
   virtual AttachmentPtr allocate(size_t size) = 0;
 
-  // Makes an attachment of existing memory without a copy. The other end must be able to reach the memory: it is in an
-  // attachment of this connection, made by either end. In process it may be anywhere. A byte stream accepts any memory
-  // because it sends the bytes from there. Otherwise returns null. The memory must not change until `owner` is
+  // Makes an attachment of existing memory without a copy. With shared memory, the bytes must be in a segment of this
+  // connection, created by either end; for any other memory it returns null. Transports within a process and over byte
+  // streams accept any memory; a byte stream sends the bytes from there. The memory must not change until `owner` is
   // released, which happens when the peer gives it back or has received the bytes. A thread of this end that is in
   // send, receive or the destructor releases it. Thread safe.
   virtual AttachmentPtr share(const void* memory, size_t size, std::shared_ptr<void> owner) = 0;
