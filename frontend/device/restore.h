@@ -36,8 +36,8 @@ void store_restore_options(c10::DeviceIndex device, const RestoreOptions& option
 // TORCH_REMOTE_RESTORE_LIMIT is not a number of bytes.
 Status restore_options(c10::DeviceIndex device, RestoreOptions* options);
 
-// Makes a checkpoint of the worker's buffers, so that a restore replays only what follows it. Waits for it. Throws if
-// the device has no connection with restore="replay", or if an op failed, and then makes no checkpoint.
+// Makes a checkpoint of the worker's buffers, so that a restore replays only what follows it. Waits for it. Throws,
+// without making a checkpoint, if the device has no connection with restore="replay" or if an op failed.
 void checkpoint(c10::DeviceIndex device);
 // Ends a checkpoint that another thread is making; that thread's call fails. The connection makes no more checkpoints.
 // Waits for that thread, which may need the GIL: call it with no lock held and without the GIL.

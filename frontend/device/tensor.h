@@ -57,8 +57,8 @@ class RemoteTensorImpl final : public c10::TensorImpl {
                                                          bool allow_tensor_metadata_change) const override;
   void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) override;
 
-  // Guarded by the lock of the device's traces. A copy of the tensor reads it without this lock, while another thread
-  // may record a call with the tensor. So that read, and the recorder's store, are atomic.
+  // Guarded by the lock of the device's traces. copy() reads it without this lock, while another thread may record a
+  // call with the tensor. So this read, and the recorder's store, are atomic.
   mutable TraceSlot view;
 
  private:

@@ -119,7 +119,7 @@ class ThreadTraces {
   ThreadState* last_;
   bool has_several_ = false;
 
-  static inline constinit ThreadTraces* first_ = nullptr;  // of all objects
+  static inline constinit ThreadTraces* first_ = nullptr;  // head of the list of all objects, linked by next_
   ThreadTraces* const next_ = std::exchange(first_, this);
 };
 

@@ -57,7 +57,8 @@ class TraceSender {
   TraceCapture& capture() { return capture_; }
   CompileExpectation& expectation() { return expectation_; }
 
-  // This thread's state. The second thread starts the worker. If *status is not OK, the state must not be used.
+  // This thread's state. When a second thread first records, this starts the worker and sends the first thread's trace.
+  // If *status is not OK, the state must not be used.
   ThreadState& own(std::unique_lock<FastMutex>& lock, Status* status) {
     if (traces_.last_is_own()) [[likely]]
       return traces_.last();
@@ -69,16 +70,15 @@ class TraceSender {
 
   // On success there is a worker.
   Status connect(std::unique_lock<FastMutex>& lock) const;
-  // Sends a trace. `line` is the user's line that forces the flush, if a profile is recorded and it is not the last
-  // record's.
+  // Sends a trace. `line`: the user's line that forces the flush, for a profile. Without it, the profile shows the line
+  // of the trace's last record.
   Status send(std::unique_lock<FastMutex>& lock, ThreadState& state, const FlushReason& reason,
               uint64_t* ticket = nullptr, const ir::SourceRef& line = {});
   Status send_all(std::unique_lock<FastMutex>& lock, const FlushReason& reason, const ir::SourceRef& line = {});
-  // Sends other threads' recorded ops that the call depends on. Sets *flushed if it sent one.
+  // Sends other threads' traces that the call depends on. Sets *flushed if it sent a trace.
   [[gnu::cold, gnu::noinline]] Status send_before(std::unique_lock<FastMutex>& lock, const ThreadState& own,
                                                   const ir::OpDesc& op, const c10::IValue* args, bool* flushed);
-  // Sends the other threads' traces that write the storage, or, with `writes`, all of them that use it. `own` may be
-  // null.
+  // Sends the other threads' traces that write the storage, or, with `writes`, those that use it. `own` may be null.
   [[gnu::cold, gnu::noinline]] Status send_others_of(std::unique_lock<FastMutex>& lock, const ThreadState* own,
                                                      const RemoteStorage* storage, bool writes,
                                                      const FlushReason& reason, bool* flushed);
@@ -86,7 +86,8 @@ class TraceSender {
   Status run(ThreadState& own, RunnableGraph& graph, std::span<const int64_t> params,
              std::span<RemoteStorage* const> inputs, std::span<RemoteStorage* const> results);
 
-  // Waits, interruptibly, while the worker is far behind. Raises its loss. Call it without the lock.
+  // Waits, interruptibly, while the worker is far behind. Raises an error if the worker is lost. Call it without the
+  // lock.
   void throttle() const;
 
  private:

@@ -39,8 +39,9 @@ class RunnerProgram {
   virtual bool allocates_buffer(uint32_t buffer) const = 0;
 
   // Whether the runner executes nodes [first, last), a group that it accepted, in runs with these symbol values. The
-  // session calls it when the values or the runner's generation have changed, after a run with retry_as_nodes, and
-  // before the next run if asks_again(). If the runner declines, the nodes execute one by one.
+  // session calls it when the values or the runner's generation have changed, after a run that set
+  // tr_error::retry_as_nodes, and before the next run if asks_again(). If the runner declines, the nodes execute one by
+  // one.
   virtual bool takes(uint32_t first, uint32_t last, std::span<const int64_t> values) { return true; }
   // Whether the runner executes a node that it accepted, outside of groups that are taken. If the runner declines, the
   // session asks the next runner. `wait`: if a plan is being built, the runner waits for it, because no other runner
@@ -69,11 +70,11 @@ class RunnerProgram {
   // `made`.
   virtual bool may_share(uint32_t first, uint32_t made, uint32_t source) const { return false; }
 
-  // Executes nodes [run.first, run.last), for all of which the program was loaded. Returns when they are queued;
+  // Executes nodes [run.first, run.last); LoadRequest::may_run was set for all of them. Returns when they are queued;
   // `result_words` are set by then. Returns false with *error if a node failed: nodes before error->node ran, that one
   // did not, later ones were not tried. On an asynchronous device, a failure that depends on data is reported later, as
-  // a DeferredFailure (worker/device/device.h). The results of that node are undefined then, and later nodes ran.
-  // `times` are written later there, too: the session retains them until the run's ticket is done.
+  // a DeferredFailure (worker/device/device.h). The results of that node are undefined then, and later nodes ran. On an
+  // asynchronous device, `times` are also written later: the session retains them until the run's ticket is done.
   virtual bool run(tr_run& run, tr_error* error) = 0;
 
   // Begins node run.first, instead of run(); for a runner that works in the background. *work is null if the op is done
@@ -91,7 +92,7 @@ struct LoadRequest {
   bool tune = false;             // The first runs may time several algorithms.
 };
 
-// For one thread. Outlives its programs.
+// Used by one thread. Must outlive its programs.
 class Runner {
  public:
   virtual ~Runner() = default;
@@ -144,7 +145,7 @@ class Runner {
   // Runs work of the session on the runner's threads; null: the runner has none to offer.
   virtual ParallelFor threads() { return nullptr; }
 
-  // Returns a function that the session calls before a run in which others use the runner's threads
+  // Returns a function that the session calls before a run in which other runners use this runner's threads
   // (tr_runner_api::notify_threads); null: the call is not needed.
   virtual std::function<void(bool heavy_run)> thread_notifier() { return nullptr; }
 

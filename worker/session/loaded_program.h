@@ -124,7 +124,8 @@ uint32_t next_cut(const LoadedProgram& program, uint32_t node);
 std::shared_ptr<LoadedProgram> load_program(uint32_t number, const Runners& runners, CachingAllocator* memory,
                                             std::span<const std::byte> bytes, bool tune);
 
-// Asks the runners again if the generation of one has changed.
+// If the generation of a runner has changed, asks again which groups the runners accept. choose_steps() then asks again
+// what they take.
 void update_groups(LoadedProgram& program, const Runners& runners);
 
 // Chooses the runners for the present values.
@@ -140,7 +141,7 @@ std::string reasons(const LoadedProgram& program, const Runners& runners, uint32
 // The error of a node that no runner executes: each runner's reason, and what to do.
 Status refusal(const LoadedProgram& program, const Runners& runners, uint32_t node);
 
-// After a run: reports to runners that tune how long nodes took. `complete`: all nodes ran like this, each once.
+// After a run: reports to runners that tune how long nodes took. `complete`: all nodes ran as in `steps`, each once.
 void end_tuned_run(LoadedProgram& program, bool complete);
 
 // The size of a buffer whose size is not known.

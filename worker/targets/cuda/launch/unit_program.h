@@ -26,8 +26,8 @@ class Unit {
   // Prepares the unit again if a value that it depends on has changed, or if the last attempt failed for a temporary
   // reason. `wait`: wait for a plan that is being built (RunnerProgram::takes_node).
   const Status& prepare(std::span<const int64_t> values, bool wait = false);
-  // Calls prepare(), and finishes the preparation: waits for kernels. kOpFailed: torch rejects one of the unit's
-  // numbers.
+  // Calls prepare(), and finishes the preparation: waits for kernels. kOpFailed: torch rejects one of the unit's scalar
+  // arguments.
   const Status& bind(std::span<const int64_t> values);
   // Whether the unit can run with the values of the last prepare().
   bool is_good() const { return is_prepared_ && status_.ok() && scalar_status_.ok(); }
@@ -67,9 +67,9 @@ class Unit {
   virtual bool takes_complex_numbers() const { return false; }
   // Whether tensors may have more than 2^40 elements. Expanded views may.
   virtual bool takes_any_sizes() const { return false; }
-  // Whether what was prepared is also valid for the numbers of this run.
+  // Whether what was prepared is also valid for the scalar arguments of this run.
   virtual bool is_still_valid(std::span<const int64_t>) const { return true; }
-  // Sets numbers that do not affect the preparation. Called for each run.
+  // Sets the scalar arguments that do not affect the preparation. Called for each run.
   virtual void set_numbers(std::span<const int64_t> values) = 0;
 
   bool has_no_elements(std::span<const int64_t> values) const;
