@@ -147,7 +147,7 @@ class AtenRunner final : public UnitRunner {
   bool is_there() const { return plugin_.source().open != nullptr; }
 
   AtenPlugin plugin_;
-  std::shared_ptr<const std::vector<uint8_t>> bytes_;  // Of the last loaded program.
+  std::shared_ptr<const std::vector<uint8_t>> bytes_;  // The last loaded program.
 };
 
 }  // namespace
