@@ -61,95 +61,56 @@ std::string constant(const Value& value) {
   return single ? cast(value.type, text) : text;
 }
 
-// Operators of floats, and of integers, which wrap around.
-std::string_view sign_of(ScalarOp op) {
-  switch (op) {
-    case ScalarOp::kAdd:
-      return " + ";
-    case ScalarOp::kSub:
-      return " - ";
-    case ScalarOp::kMul:
-      return " * ";
-    default:
-      return {};
-  }
-}
+// How an op is written in C++.
+enum class Form : uint8_t {
+  kSign,        // operator of floats, and of integers, which wrap around
+  kComparison,  // operator whose result is a bool
+  kBits,        // operator of integers and bools
+  kFunction,    // function of operations.h
+  kBuiltin,     // function of the compiler, for floats
+};
+struct Spelling {
+  ScalarOp op;
+  Form form;
+  std::string_view text;
+};
+constexpr Spelling kSpellings[] = {
+    {ScalarOp::kAdd, Form::kSign, " + "},
+    {ScalarOp::kSub, Form::kSign, " - "},
+    {ScalarOp::kMul, Form::kSign, " * "},
+    {ScalarOp::kEq, Form::kComparison, " == "},
+    {ScalarOp::kNe, Form::kComparison, " != "},
+    {ScalarOp::kLt, Form::kComparison, " < "},
+    {ScalarOp::kLe, Form::kComparison, " <= "},
+    {ScalarOp::kGt, Form::kComparison, " > "},
+    {ScalarOp::kGe, Form::kComparison, " >= "},
+    {ScalarOp::kLogicalAnd, Form::kComparison, " & "},
+    {ScalarOp::kLogicalOr, Form::kComparison, " | "},
+    {ScalarOp::kLogicalXor, Form::kComparison, " != "},
+    {ScalarOp::kBitAnd, Form::kBits, " & "},
+    {ScalarOp::kBitOr, Form::kBits, " | "},
+    {ScalarOp::kBitXor, Form::kBits, " ^ "},
+    {ScalarOp::kMax, Form::kFunction, "max"},
+    {ScalarOp::kMin, Form::kFunction, "min"},
+    {ScalarOp::kFmax, Form::kFunction, "fmax"},
+    {ScalarOp::kFmin, Form::kFunction, "fmin"},
+    {ScalarOp::kShiftLeft, Form::kFunction, "shift_left"},
+    {ScalarOp::kShiftRight, Form::kFunction, "shift_right"},
+    {ScalarOp::kAbs, Form::kBuiltin, "__builtin_fabs"},
+    {ScalarOp::kCeil, Form::kBuiltin, "__builtin_ceil"},
+    {ScalarOp::kCopysign, Form::kBuiltin, "__builtin_copysign"},
+    {ScalarOp::kFloor, Form::kBuiltin, "__builtin_floor"},
+    {ScalarOp::kRound, Form::kBuiltin, "__builtin_rint"},
+    {ScalarOp::kSqrt, Form::kBuiltin, "__builtin_sqrt"},
+    {ScalarOp::kTrunc, Form::kBuiltin, "__builtin_trunc"},
+};
 
-std::string_view comparison_of(ScalarOp op) {
-  switch (op) {
-    case ScalarOp::kEq:
-      return " == ";
-    case ScalarOp::kNe:
-    case ScalarOp::kLogicalXor:
-      return " != ";
-    case ScalarOp::kLt:
-      return " < ";
-    case ScalarOp::kLe:
-      return " <= ";
-    case ScalarOp::kGt:
-      return " > ";
-    case ScalarOp::kGe:
-      return " >= ";
-    case ScalarOp::kLogicalAnd:
-      return " & ";
-    case ScalarOp::kLogicalOr:
-      return " | ";
-    default:
-      return {};
+// The text of an op in this form; empty if the op has another form.
+std::string_view spelling(ScalarOp op, Form form) {
+  for (const Spelling& row : kSpellings) {
+    if (row.op == op && row.form == form) return row.text;
   }
-}
-
-std::string_view bits_of(ScalarOp op) {
-  switch (op) {
-    case ScalarOp::kBitAnd:
-      return " & ";
-    case ScalarOp::kBitOr:
-      return " | ";
-    case ScalarOp::kBitXor:
-      return " ^ ";
-    default:
-      return {};
-  }
-}
-
-// Functions of operations.h, and of the compiler.
-std::string_view function_of(ScalarOp op) {
-  switch (op) {
-    case ScalarOp::kMax:
-      return "max";
-    case ScalarOp::kMin:
-      return "min";
-    case ScalarOp::kFmax:
-      return "fmax";
-    case ScalarOp::kFmin:
-      return "fmin";
-    case ScalarOp::kShiftLeft:
-      return "shift_left";
-    case ScalarOp::kShiftRight:
-      return "shift_right";
-    default:
-      return {};
-  }
-}
-std::string_view builtin_of(ScalarOp op) {
-  switch (op) {
-    case ScalarOp::kAbs:
-      return "__builtin_fabs";
-    case ScalarOp::kCeil:
-      return "__builtin_ceil";
-    case ScalarOp::kCopysign:
-      return "__builtin_copysign";
-    case ScalarOp::kFloor:
-      return "__builtin_floor";
-    case ScalarOp::kRound:
-      return "__builtin_rint";
-    case ScalarOp::kSqrt:
-      return "__builtin_sqrt";
-    case ScalarOp::kTrunc:
-      return "__builtin_trunc";
-    default:
-      return {};
-  }
+  return {};
 }
 
 constexpr std::string_view kParameters[] = {"x", "y"};
@@ -221,21 +182,23 @@ class Printer {
     const DType type = kernel_.values[value.typed()].type;
     if (value.op == ScalarOp::kWhere) return join({a, " ? ", b, " : ", c});
     if (value.op == ScalarOp::kLogicalNot) return "!" + a;
-    if (const auto sign = comparison_of(value.op); !sign.empty()) return join({a, sign, b});
-    if (const auto name = function_of(value.op); !name.empty()) return join({name, "(", a, ", ", b, ")"});
-    if (const auto sign = bits_of(value.op); !sign.empty()) return cast(type, a + std::string(sign) + b);
+    if (const auto sign = spelling(value.op, Form::kComparison); !sign.empty()) return join({a, sign, b});
+    if (const auto name = spelling(value.op, Form::kFunction); !name.empty()) return join({name, "(", a, ", ", b, ")"});
+    if (const auto sign = spelling(value.op, Form::kBits); !sign.empty()) return cast(type, a + std::string(sign) + b);
     if (value.op == ScalarOp::kBitNot) return type == DType::kBool ? "!" + a : cast(type, "~" + a);
     if (!ir::is_float(type)) {
       const auto wide = [](const std::string& x) { return join({"static_cast<unsigned long>(", x, ")"}); };
-      if (const auto sign = sign_of(value.op); !sign.empty()) return cast(type, wide(a) + std::string(sign) + wide(b));
+      if (const auto sign = spelling(value.op, Form::kSign); !sign.empty()) {
+        return cast(type, wide(a) + std::string(sign) + wide(b));
+      }
       if (value.op == ScalarOp::kNeg) return cast(type, "0 - " + wide(a));
       if (value.op == ScalarOp::kAbs) return join({a, " < 0 ? ", cast(type, "0 - " + wide(a)), " : ", a});
       if (value.op == ScalarOp::kDiv) return join({"quotient(", a, ", ", b, ")"});
     } else {
-      if (const auto sign = sign_of(value.op); !sign.empty()) return join({a, sign, b});
+      if (const auto sign = spelling(value.op, Form::kSign); !sign.empty()) return join({a, sign, b});
       if (value.op == ScalarOp::kNeg) return "-" + a;
       if (value.op == ScalarOp::kDiv) return join({a, " / ", b});
-      if (const auto name = builtin_of(value.op); !name.empty()) {
+      if (const auto name = spelling(value.op, Form::kBuiltin); !name.empty()) {
         return join({name, type == DType::kFloat32 ? "f(" : "(", a, info(value.op).arity > 1 ? ", " + b : "", ")"});
       }
     }
