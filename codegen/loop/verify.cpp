@@ -2,6 +2,7 @@
 
 #include "codegen/loop/facts.h"
 #include "codegen/loop/loop_ir.h"
+#include "codegen/loop/scalar_math.h"
 #include "codegen/loop/scalar_ops.h"
 
 // Checks the rules of docs/loop_ir.md. Each error names the value, operand or store that breaks one.
@@ -9,38 +10,6 @@ namespace torch_remote::codegen {
 namespace {
 
 using ir::DType;
-
-int64_t lowest(DType type) {
-  switch (type) {
-    case DType::kInt8:
-      return INT8_MIN;
-    case DType::kInt16:
-      return INT16_MIN;
-    case DType::kInt32:
-      return INT32_MIN;
-    case DType::kInt64:
-      return INT64_MIN;
-    default:
-      return 0;
-  }
-}
-
-int64_t highest(DType type) {
-  switch (type) {
-    case DType::kBool:
-      return 1;
-    case DType::kUInt8:
-      return UINT8_MAX;
-    case DType::kInt8:
-      return INT8_MAX;
-    case DType::kInt16:
-      return INT16_MAX;
-    case DType::kInt32:
-      return INT32_MAX;
-    default:
-      return INT64_MAX;
-  }
-}
 
 class Verifier {
  public:
@@ -121,7 +90,7 @@ class Verifier {
     switch (value.kind) {
       case Kind::kConstant:
         return accepts(OperandTypes::kFloats, value.type) ||
-               (value.integer >= lowest(value.type) && value.integer <= highest(value.type)) ||
+               wrapped(value.type, value.integer) == value.integer ||
                fail("its number does not fit " + named(value.type));
       case Kind::kScalar:
         return (value.a < kernel_.scalars.size() || fail("is a scalar that is not declared")) &&
