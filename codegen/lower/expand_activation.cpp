@@ -1,6 +1,7 @@
 #include <limits>
 #include <numbers>
 
+#include "codegen/loop/scalar_math.h"
 #include "codegen/loop/scalar_ops.h"
 #include "codegen/lower/expand.h"
 
@@ -139,18 +140,7 @@ bool log_sigmoid_backward(NodeEmitter& node) {
 
 // Whether an integer type can represent the number.
 bool has_integer(DType memory, int64_t value) {
-  switch (memory) {
-    case DType::kUInt8:
-      return value >= 0 && value <= 0xFF;
-    case DType::kInt8:
-      return value == static_cast<int8_t>(value);
-    case DType::kInt16:
-      return value == static_cast<int16_t>(value);
-    case DType::kInt32:
-      return value == static_cast<int32_t>(value);
-    default:
-      return memory == DType::kInt64;
-  }
+  return accepts(OperandTypes::kIntegers, memory) && wrapped(memory, value) == value;
 }
 
 double largest_of(DType memory) {

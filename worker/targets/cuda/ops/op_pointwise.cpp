@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "codegen/loop/scalar_math.h"
 #include "codegen/lower/result_type.h"
 #include "ir/ops/op_table_generated.h"
 #include "worker/targets/cuda/kernels/arguments.h"
@@ -39,22 +40,8 @@ double as_element(double x, DType dtype) {
       return x;
   }
 }
-int64_t as_element(int64_t x, DType dtype) {
-  switch (dtype) {
-    case DType::kBool:
-      return x != 0 ? 1 : 0;
-    case DType::kUInt8:
-      return static_cast<uint8_t>(x);
-    case DType::kInt8:
-      return static_cast<int8_t>(x);
-    case DType::kInt16:
-      return static_cast<int16_t>(x);
-    case DType::kInt32:
-      return static_cast<int32_t>(x);
-    default:
-      return x;
-  }
-}
+int64_t as_element(int64_t x, DType dtype) { return dtype == DType::kBool ? x != 0 : codegen::wrapped(dtype, x); }
+
 // -- operands ---------------------------------------------------------------------------------------------------------
 
 struct Operand {
