@@ -462,13 +462,9 @@ class FunctionEmitter {
     MlirValue& found = vectors_[half][value];
     if (!found) {
       const Value& of = kernel_.values[value];
-      found = of.kind == Kind::kConstant ? constant(of, vector_of(ops_.type(of.type))) : b_.splat(scalar(value));
+      found = of.kind == Kind::kConstant ? ops_.constant(of, vector_of(ops_.type(of.type))) : b_.splat(scalar(value));
     }
     return found;
-  }
-
-  MlirValue constant(const Value& value, mlir::Type type) {
-    return ir::is_float(value.type) ? b_.number(type, value.number) : b_.integer(type, value.integer);
   }
 
   void emit_scalars(const std::vector<uint32_t>& values) {
@@ -479,7 +475,7 @@ class FunctionEmitter {
       if (value.kind == Kind::kReduce) {
         scalars_[v] = total_of_chunks(v, at);
       } else if (value.kind == Kind::kConstant) {
-        scalars_[v] = constant(value, ops_.type(value.type));
+        scalars_[v] = ops_.constant(value, ops_.type(value.type));
       } else if (value.kind == Kind::kScalar) {
         scalars_[v] = memory_.scalar(value.a);
       } else if (value.kind == Kind::kIndex) {
@@ -531,9 +527,9 @@ class FunctionEmitter {
       if (step.kind == Kind::kScalar) {
         made.push_back(step.a == 0 ? x : y);
       } else if (step.kind == Kind::kConstant) {
-        made.push_back(constant(step, same_width(x.getType(), ops_.type(step.type))));
+        made.push_back(ops_.constant(step, same_width(x.getType(), ops_.type(step.type))));
       } else {
-        made.push_back(computed(steps, step, [&](uint32_t input) { return made[input]; }));
+        made.push_back(ops_.computed(steps, step, [&](uint32_t input) { return made[input]; }));
       }
     }
     return made.back();
@@ -641,25 +637,7 @@ class FunctionEmitter {
       case Kind::kRandom:
         return ops_.random(get(value.a), get(value.b), get(value.c));
       default:
-        return computed(kernel_.values, value, get);
-    }
-  }
-
-  // A value that depends only on values of this list at the same point.
-  MlirValue computed(const std::vector<Value>& values, const Value& value,
-                     llvm::function_ref<MlirValue(uint32_t)> get) {
-    const auto input = [&](uint32_t number) { return number == kNone ? MlirValue() : get(number); };
-    switch (value.kind) {
-      case Kind::kConvert:
-        return ops_.convert(get(value.a), values[value.a].type, value.type);
-      case Kind::kBits:
-        return ops_.bits(get(value.a), values[value.a].type, value.type);
-      case Kind::kFma:
-        return ops_.fma(get(value.a), get(value.b), get(value.c));
-      case Kind::kLdexp:
-        return ops_.ldexp(get(value.a), get(value.b), value.type);
-      default:
-        return ops_.scalar_op(value.op, values[value.typed()].type, input(value.a), input(value.b), input(value.c));
+        return ops_.computed(kernel_.values, value, get);
     }
   }
 

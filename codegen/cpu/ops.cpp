@@ -42,6 +42,29 @@ bool is_float_value(MlirValue x) { return llvm::isa<mlir::FloatType>(mlir::getEl
 
 }  // namespace
 
+// -- Values of a kernel -----------------------------------------------------------------------------------------------
+
+MlirValue Ops::constant(const Value& value, mlir::Type type) {
+  return ir::is_float(value.type) ? b.number(type, value.number) : b.integer(type, value.integer);
+}
+
+MlirValue Ops::computed(const std::vector<Value>& values, const Value& value,
+                        llvm::function_ref<MlirValue(uint32_t)> get) {
+  const auto input = [&](uint32_t number) { return number == kNone ? MlirValue() : get(number); };
+  switch (value.kind) {
+    case Kind::kConvert:
+      return convert(get(value.a), values[value.a].type, value.type);
+    case Kind::kBits:
+      return bits(get(value.a), values[value.a].type, value.type);
+    case Kind::kFma:
+      return fma(get(value.a), get(value.b), get(value.c));
+    case Kind::kLdexp:
+      return ldexp(get(value.a), get(value.b), value.type);
+    default:
+      return scalar_op(value.op, values[value.typed()].type, input(value.a), input(value.b), input(value.c));
+  }
+}
+
 // -- Single operations ------------------------------------------------------------------------------------------------
 
 MlirValue Ops::fma(MlirValue x, MlirValue y, MlirValue z) { return b.create<ll::FMAOp>(x, y, z); }

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "codegen/cpu/llvm_builder.h"
 #include "codegen/loop/loop_ir.h"
@@ -29,6 +30,11 @@ class Ops {
   mlir::Type memory_type(ir::DType dtype);
 
   // -- Values.
+  MlirValue constant(const Value& value, mlir::Type type);  // of the value's type, or of a vector of it
+  // A value that depends only on values of this list at the same point: kConvert, kBits, kFma, kLdexp, kScalarOp. `get`
+  // returns these values.
+  MlirValue computed(const std::vector<Value>& values, const Value& value,
+                     llvm::function_ref<MlirValue(uint32_t)> get);
   // `op` must be one that expand_functions() does not replace. `dtype` is that of the operands; for `where`, of the
   // second one.
   MlirValue scalar_op(ir::ScalarOp op, ir::DType dtype, MlirValue x, MlirValue y, MlirValue z);
@@ -78,7 +84,6 @@ class Ops {
   MlirValue round_to_bfloat16(MlirValue x);
 };
 
-inline bool is_integer(ir::DType dtype) { return !ir::is_float(dtype) && dtype != ir::DType::kBool; }
 inline bool is_signed(ir::DType dtype) { return dtype != ir::DType::kUInt8 && dtype != ir::DType::kBool; }
 
 }  // namespace torch_remote::codegen::cpu

@@ -38,11 +38,6 @@ Memory::Indices Values::indices(const std::vector<uint32_t>& values, size_t slot
   return result;
 }
 
-MlirValue Values::constant(const Value& value) {
-  const mlir::Type of = ops_.type(value.type);
-  return ir::is_float(value.type) ? b_.number(of, value.number) : b_.integer(of, value.integer);
-}
-
 void Values::define(std::span<const uint32_t> values, MlirValue outer) {
   for (const uint32_t v : values) {
     const Value& value = kernel_.values[v];
@@ -50,7 +45,7 @@ void Values::define(std::span<const uint32_t> values, MlirValue outer) {
       case Kind::kReduce:
         break;
       case Kind::kConstant:
-        scalars_[v] = constant(value);
+        scalars_[v] = ops_.constant(value, ops_.type(value.type));
         break;
       case Kind::kScalar:
         scalars_[v] = memory_.scalar(value.a);
@@ -113,21 +108,8 @@ void Values::define_in(uint32_t v, size_t slot, const EmitPosition& at) {
 
 // Computes a value from earlier ones.
 MlirValue Values::compose(const Value& value, llvm::function_ref<MlirValue(uint32_t)> get) {
-  const auto input = [&](uint32_t number) { return number == kNone ? MlirValue() : get(number); };
-  switch (value.kind) {
-    case Kind::kConvert:
-      return ops_.convert(get(value.a), type(value.a), value.type);
-    case Kind::kBits:
-      return ops_.bits(get(value.a), type(value.a), value.type);
-    case Kind::kFma:
-      return ops_.fma(get(value.a), get(value.b), get(value.c));
-    case Kind::kLdexp:
-      return ops_.ldexp(get(value.a), get(value.b), value.type);
-    case Kind::kRandom:
-      return ops_.random(get(value.a), get(value.b), get(value.c));
-    default:
-      return ops_.scalar_op(value.op, type(value.typed()), input(value.a), input(value.b), input(value.c));
-  }
+  if (value.kind == Kind::kRandom) return ops_.random(get(value.a), get(value.b), get(value.c));
+  return ops_.computed(kernel_.values, value, get);
 }
 
 }  // namespace torch_remote::codegen::gpu

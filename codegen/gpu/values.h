@@ -36,7 +36,6 @@ class Values {
   bool is_vector(uint32_t value) const { return plan_.scopes[value] == cpu::Scope::kVector; }
   bool is_early_load(uint32_t value) const;
   void define_in(uint32_t value, size_t slot, const EmitPosition& at);
-  MlirValue constant(const Value& value);
   MlirValue compose(const Value& value, llvm::function_ref<MlirValue(uint32_t)> get);
 
   GpuOps& ops_;
