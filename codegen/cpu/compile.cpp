@@ -1,12 +1,13 @@
 #include "codegen/cpu/compile.h"
 
+#include <time.h>
+
 #include <map>
 #include <memory>
 #include <utility>
 
 #include "codegen/cpu/emit.h"
 #include "codegen/cpu/object.h"
-#include "codegen/cpu/watch.h"
 #include "llvm/ADT/SmallString.h"
 #include "llvm/Config/llvm-config.h"
 #include "llvm/IR/IRBuilder.h"
@@ -18,6 +19,7 @@
 #include "llvm/Passes/PassBuilder.h"
 #include "llvm/Support/CommandLine.h"
 #include "llvm/Support/TargetSelect.h"
+#include "llvm/Support/raw_ostream.h"
 #include "llvm/Target/TargetMachine.h"
 #include "llvm/Transforms/InstCombine/InstCombine.h"
 #include "llvm/Transforms/Scalar/EarlyCSE.h"
@@ -83,6 +85,25 @@ std::unique_ptr<llvm::TargetMachine> make_machine(const Target& target) {
                                                                          llvm::CodeGenOptLevel::Default));
 }
 
+// Measures this thread's processor time, so that other threads' work does not count.
+class Stopwatch {
+ public:
+  // Milliseconds since the last lap.
+  double lap() {
+    const double now = time();
+    return now - std::exchange(last_, now);
+  }
+
+ private:
+  static double time() {
+    timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) * 1e-6;
+  }
+
+  double last_ = time();
+};
+
 // State that a compiling thread reuses for the next kernel.
 class Compiler {
  public:
@@ -112,7 +133,6 @@ class Compiler {
     times.expand = watch.lap();
     const mlir::OwningOpRef<mlir::ModuleOp> module = emit(expanded, target->has, options.variant, context_);
     times.emit = watch.lap();
-    if (options.mlir != nullptr) *options.mlir = text_of(**module);
     llvm::LLVMContext llvm_context;
     const auto ir = mlir::translateModuleToLLVMIR(*module, llvm_context, "kernel", /*disableVerification=*/true);
     if (!ir) return Status::internal("codegen: MLIR does not translate to LLVM IR");
@@ -121,7 +141,6 @@ class Compiler {
     optimize(*ir, *machine);
     widen_comparisons(*ir);
     times.optimize = watch.lap();
-    if (options.llvm != nullptr) *options.llvm = text_of(*ir);
     if (options.assembly != nullptr) {
       *options.assembly = std::string(generate(*llvm::CloneModule(*ir), *machine, llvm::CodeGenFileType::AssemblyFile));
     }

@@ -30,9 +30,7 @@ struct CompileOptions {
   // (NEON).
   std::string_view target = best_target();
   Variant variant = {};
-  // Outputs for tests and tools: intermediate forms, if not null.
-  std::string* mlir = nullptr;
-  std::string* llvm = nullptr;
+  // Outputs for tests and tools, if not null.
   std::string* assembly = nullptr;
   CompileTimes* times = nullptr;
 };

@@ -3,8 +3,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <string_view>
+#include <iterator>
 #include <utility>
 
 namespace torch_remote::codegen::gpu {
@@ -26,44 +25,6 @@ struct Functions {
   int (*info_size)(Handle, size_t*) = nullptr;
   int (*info)(Handle, char*) = nullptr;
 };
-
-// Returns the number before `what` in a line of the log.
-uint32_t number_before(std::string_view line, std::string_view what) {
-  size_t at = line.find(what);
-  if (at == std::string_view::npos) return 0;
-  size_t begin = at;
-  while (begin > 0 && line[begin - 1] >= '0' && line[begin - 1] <= '9') --begin;
-  return static_cast<uint32_t>(std::strtoul(std::string(line.substr(begin, at - begin)).c_str(), nullptr, 10));
-}
-
-// The assembler reports for each function "Function properties for 'NAME'" or "Compiling entry function 'NAME'", then
-// stack and spills, then "Used N registers, ...".
-std::vector<FunctionFacts> read_facts(const std::vector<Function>& functions, std::string_view log) {
-  std::vector<FunctionFacts> result;
-  result.reserve(functions.size());
-  for (const Function function : functions) result.push_back({.function = function});
-  FunctionFacts* current = nullptr;
-  while (!log.empty()) {
-    const size_t end = std::min(log.find('\n'), log.size());
-    const std::string_view line = log.substr(0, end);
-    log.remove_prefix(std::min(end + 1, log.size()));
-    if (line.find("entry function") != std::string_view::npos ||
-        line.find("Function properties") != std::string_view::npos) {
-      for (FunctionFacts& facts : result) {
-        const std::string quoted = "'" + std::string(name(facts.function)) + "'";
-        const std::string last = " " + std::string(name(facts.function));
-        if (line.find(quoted) != std::string_view::npos || line.ends_with(last)) current = &facts;
-      }
-    }
-    if (current == nullptr) continue;
-    current->stack = std::max(current->stack, number_before(line, " bytes stack frame"));
-    current->spills = std::max(
-        {current->spills, number_before(line, " bytes spill stores"), number_before(line, " bytes spill loads")});
-    current->registers = std::max(current->registers, number_before(line, " registers"));
-    current->shared_bytes = std::max(current->shared_bytes, number_before(line, " bytes smem"));
-  }
-  return result;
-}
 
 class NvJitLink : public Assembler {
  public:
@@ -96,7 +57,6 @@ class NvJitLink : public Assembler {
       return Status::internal("gpu: libnvJitLink returned no code");
     }
     code->log = text(handle, functions_.info_size, functions_.info);
-    code->facts = read_facts(code->functions, code->log);
     return {};
   }
 

@@ -18,7 +18,7 @@ class Assembler {
   static Status open(const std::string& path, std::unique_ptr<Assembler>* assembler);
   virtual ~Assembler() = default;
 
-  // Assembles for compute capability `sm` (75, 80, 90, 100, ...). Sets `cubin`, `log` and `facts` of *code.
+  // Assembles for compute capability `sm` (75, 80, 90, 100, ...). Sets `cubin` and `log` of *code.
   virtual Status assemble(uint32_t sm, GpuCode* code) const = 0;
 };
 

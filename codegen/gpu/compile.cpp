@@ -1,18 +1,18 @@
 #include "codegen/gpu/compile.h"
 
 #include <map>
+#include <string>
 #include <utility>
 
-#include "codegen/cpu/watch.h"
 #include "codegen/gpu/emit.h"
 #include "codegen/gpu/recipe.h"
 #include "llvm/ADT/SmallString.h"
-#include "llvm/Config/llvm-config.h"
 #include "llvm/IR/LegacyPassManager.h"
 #include "llvm/IR/Module.h"
 #include "llvm/MC/TargetRegistry.h"
 #include "llvm/Passes/PassBuilder.h"
 #include "llvm/Support/TargetSelect.h"
+#include "llvm/Support/raw_ostream.h"
 #include "llvm/Target/TargetMachine.h"
 #include "llvm/Transforms/InstCombine/InstCombine.h"
 #include "llvm/Transforms/Scalar/ADCE.h"
@@ -67,44 +67,30 @@ class Compiler {
     context_.loadAllAvailableDialects();
   }
 
-  Status run(const Kernel& kernel, const GpuTarget& target, const CompileOptions& options, GpuCode* code) {
-    CompileTimes unused;
-    CompileTimes& times = options.times == nullptr ? unused : *options.times;
+  Status run(const Kernel& kernel, const GpuTarget& target, GpuCode* code) {
     llvm::LLVMContext llvm_context;
     std::unique_ptr<llvm::Module> ir;
     Recipe recipe;
-    if (Status status = to_llvm(kernel, target, llvm_context, options, times, &ir, &recipe); !status.ok())
-      return status;
-    if (options.llvm != nullptr) *options.llvm = text_of(*ir);
-    Stopwatch watch;
+    if (Status status = to_llvm(kernel, target, llvm_context, &ir, &recipe); !status.ok()) return status;
     *code = {};
     code->ptx = generate(*ir, *machine(target));
     code->functions = functions(recipe);
     code->recipe = std::move(recipe);
-    times.generate = watch.lap();
-    if (options.assembler == nullptr) return {};
-    Status status = options.assembler->assemble(target.sm, code);
-    times.assemble = watch.lap();
-    return status;
+    return {};
   }
 
   Status to_llvm(const Kernel& kernel, const GpuTarget& target, llvm::LLVMContext& llvm_context,
-                 const CompileOptions& options, CompileTimes& times, std::unique_ptr<llvm::Module>* ir,
-                 Recipe* recipe) {
+                 std::unique_ptr<llvm::Module>* ir, Recipe* recipe) {
     llvm::TargetMachine* const made_for = machine(target);
     if (made_for == nullptr) {
       return {ErrorCode::kUnsupported,
               "gpu: no target sm_" + std::to_string(target.sm) + "; there are 75, 80, 90 and 100"};
     }
-    Stopwatch watch;
     Kernel expanded = kernel;
     expand_functions(expanded);
-    times.expand = watch.lap();
     const Plans plans(expanded);
     if (Status status = make_recipe(plans, recipe); !status.ok()) return status;
     const mlir::OwningOpRef<mlir::ModuleOp> module = emit(plans, *recipe, context_);
-    times.emit = watch.lap();
-    if (options.mlir != nullptr) *options.mlir = text_of(**module);
     *ir = mlir::translateModuleToLLVMIR(*module, llvm_context, "kernel", /*disableVerification=*/true);
     if (!*ir) return Status::internal("gpu: MLIR does not translate to LLVM IR");
     (*ir)->setDataLayout(made_for->createDataLayout());
@@ -112,9 +98,7 @@ class Compiler {
     for (llvm::Function& function : **ir) {
       if (!function.isDeclaration()) function.addFnAttr(llvm::Attribute::NoUnwind);
     }
-    times.translate = watch.lap();
     optimize(**ir, *made_for);
-    times.optimize = watch.lap();
     return {};
   }
 
@@ -177,16 +161,13 @@ Compiler& compiler() {
 
 }  // namespace
 
-Status compile(const Kernel& kernel, const GpuTarget& target, const CompileOptions& options, GpuCode* code) {
-  return compiler().run(kernel, target, options, code);
+Status compile(const Kernel& kernel, const GpuTarget& target, GpuCode* code) {
+  return compiler().run(kernel, target, code);
 }
 
 Status compile_to_llvm(const Kernel& kernel, const GpuTarget& target, llvm::LLVMContext& context,
                        std::unique_ptr<llvm::Module>* module, Recipe* recipe) {
-  CompileTimes times;
-  return compiler().to_llvm(kernel, target, context, {}, times, module, recipe);
+  return compiler().to_llvm(kernel, target, context, module, recipe);
 }
-
-std::string_view compiler_version() { return "LLVM " LLVM_VERSION_STRING ", gpu 2"; }
 
 }  // namespace torch_remote::codegen::gpu

@@ -6,8 +6,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "codegen/gpu/assemble.h"
 #include "codegen/gpu/testing/kernels.h"
 #include "codegen/loop/testing/random_kernel.h"
 
@@ -40,7 +42,7 @@ Kernel parsed(std::string_view text) {
 
 std::string ptx(std::string_view kernel) {
   GpuCode code;
-  const Status status = compile(parsed(testing::named_kernel(kernel).text), {.sm = 90}, {}, &code);
+  const Status status = compile(parsed(testing::named_kernel(kernel).text), {.sm = 90}, &code);
   EXPECT_TRUE(status.ok()) << status.message();
   return code.ptx;
 }
@@ -124,7 +126,7 @@ TEST(Ptx, ScalarsAreParametersOrInMemory) {
 TEST(Ptx, IsOfTheVersionThatTheOldestDriverAssembles) {
   for (const uint32_t sm : {75u, 80u, 90u, 100u}) {
     GpuCode code;
-    ASSERT_TRUE(compile(parsed(testing::named_kernel("bf16_chain").text), {.sm = sm}, {}, &code).ok());
+    ASSERT_TRUE(compile(parsed(testing::named_kernel("bf16_chain").text), {.sm = sm}, &code).ok());
     EXPECT_EQ(count(code.ptx, ".version"), 1u);
     EXPECT_EQ(count(code.ptx, ".version 8.0\n"), 1u) << sm;
     EXPECT_EQ(count(code.ptx, ".target sm_" + std::to_string(std::min(sm, 90u)) + "\n"), 1u) << sm;
@@ -133,7 +135,7 @@ TEST(Ptx, IsOfTheVersionThatTheOldestDriverAssembles) {
 
 TEST(Ptx, FunctionsAreThoseOfTheRecipe) {
   GpuCode code;
-  ASSERT_TRUE(compile(parsed(testing::named_kernel("sum").text), {.sm = 80}, {}, &code).ok());
+  ASSERT_TRUE(compile(parsed(testing::named_kernel("sum").text), {.sm = 80}, &code).ok());
   EXPECT_EQ(code.functions, (std::vector{Function::kRowsInRegisters, Function::kRowsReloaded, Function::kFinish}));
   for (const Function f : code.functions) EXPECT_FALSE(function(code.ptx, name(f)).empty());
   EXPECT_TRUE(code.cubin.empty());
@@ -142,7 +144,7 @@ TEST(Ptx, FunctionsAreThoseOfTheRecipe) {
 
 TEST(Compile, WhatItCannotDo) {
   GpuCode code;
-  Status status = compile(parsed(testing::named_kernel("add").text), {.sm = 70}, {}, &code);
+  Status status = compile(parsed(testing::named_kernel("add").text), {.sm = 70}, &code);
   EXPECT_EQ(status.message(), "gpu: no target sm_70; there are 75, 80, 90 and 100");
   const Kernel adds = parsed(R"(kernel(i0 |) {
     a0: i64[i0]
@@ -152,14 +154,64 @@ TEST(Compile, WhatItCannotDo) {
     %1: f32 = load a2
     store a1[%0], %1 adds
   })");
-  status = compile(adds, {.sm = 90}, {}, &code);
+  status = compile(adds, {.sm = 90}, &code);
   EXPECT_EQ(status.code(), ErrorCode::kUnsupported);
 }
 
 // -- Machine code -----------------------------------------------------------------------------------------------------
 
+// Resources that a function needs, as the assembler reports them.
+struct FunctionFacts {
+  Function function = Function::kPoints;
+  uint32_t registers = 0;     // per thread
+  uint32_t spills = 0;        // bytes of memory per thread for spilled registers
+  uint32_t shared_bytes = 0;  // per block
+};
+
+// Returns the number before `what` in a line of the log.
+uint32_t number_before(std::string_view line, std::string_view what) {
+  size_t at = line.find(what);
+  if (at == std::string_view::npos) return 0;
+  size_t begin = at;
+  while (begin > 0 && line[begin - 1] >= '0' && line[begin - 1] <= '9') --begin;
+  return static_cast<uint32_t>(std::strtoul(std::string(line.substr(begin, at - begin)).c_str(), nullptr, 10));
+}
+
+// The assembler reports for each function "Function properties for 'NAME'" or "Compiling entry function 'NAME'", then
+// stack and spills, then "Used N registers, ...".
+std::vector<FunctionFacts> read_facts(const std::vector<Function>& functions, std::string_view log) {
+  std::vector<FunctionFacts> result;
+  result.reserve(functions.size());
+  for (const Function function : functions) result.push_back({.function = function});
+  FunctionFacts* current = nullptr;
+  while (!log.empty()) {
+    const size_t end = std::min(log.find('\n'), log.size());
+    const std::string_view line = log.substr(0, end);
+    log.remove_prefix(std::min(end + 1, log.size()));
+    if (line.find("entry function") != std::string_view::npos ||
+        line.find("Function properties") != std::string_view::npos) {
+      for (FunctionFacts& facts : result) {
+        const std::string quoted = "'" + std::string(name(facts.function)) + "'";
+        const std::string last = " " + std::string(name(facts.function));
+        if (line.find(quoted) != std::string_view::npos || line.ends_with(last)) current = &facts;
+      }
+    }
+    if (current == nullptr) continue;
+    current->spills = std::max(
+        {current->spills, number_before(line, " bytes spill stores"), number_before(line, " bytes spill loads")});
+    current->registers = std::max(current->registers, number_before(line, " registers"));
+    current->shared_bytes = std::max(current->shared_bytes, number_before(line, " bytes smem"));
+  }
+  return result;
+}
+
+Status compile_and_assemble(const Kernel& kernel, uint32_t sm, GpuCode* code) {
+  Status status = compile(kernel, {.sm = sm}, code);
+  return status.ok() ? assembler().assemble(sm, code) : status;
+}
+
 void report(std::string_view kernel, uint32_t sm, const GpuCode& code) {
-  for (const FunctionFacts& facts : code.facts) {
+  for (const FunctionFacts& facts : read_facts(code.functions, code.log)) {
     std::printf("%-20.*s sm_%-3u %-12s %3u registers, %u bytes spilled, %4u bytes shared\n",
                 static_cast<int>(kernel.size()), kernel.data(), sm, std::string(name(facts.function)).c_str(),
                 facts.registers, facts.spills, facts.shared_bytes);
@@ -173,13 +225,12 @@ TEST(Cubin, NamedKernelsAreAssembledNearlyWithoutSpills) {
   for (const testing::NamedKernel& named : testing::named_kernels()) {
     for (const uint32_t sm : {75u, 80u, 90u, 100u}) {
       GpuCode code;
-      const Status status = compile(parsed(named.text), {.sm = sm}, {.assembler = &assembler()}, &code);
+      const Status status = compile_and_assemble(parsed(named.text), sm, &code);
       ASSERT_TRUE(status.ok()) << named.name << ": " << status.message();
       EXPECT_EQ(std::string(code.cubin.begin() + 1, code.cubin.begin() + 4), "ELF");
       EXPECT_EQ(code.cubin[8], sm < 100 ? 7 : 8) << "the ABI that drivers of CUDA 12 load";
-      ASSERT_EQ(code.facts.size(), code.functions.size());
       report(named.name, sm, code);
-      for (const FunctionFacts& facts : code.facts) {
+      for (const FunctionFacts& facts : read_facts(code.functions, code.log)) {
         EXPECT_GT(facts.registers, 0u) << "the assembler's log is not understood";
         EXPECT_LE(facts.spills, sm == 75 ? kMaxSpills : 0) << named.name << " sm_" << sm;
         EXPECT_LE(facts.shared_bytes, 16u << 10) << named.name;
@@ -197,11 +248,11 @@ TEST(Cubin, RandomKernelsAreAssembled) {
     const Kernel kernel = codegen::testing::random_kernel(rng, {.functions = seed % 4 == 0});
     GpuCode code;
     const uint32_t sm = std::vector{75u, 80u, 90u, 100u}[seed / 4 % 4];
-    const Status status = compile(kernel, {.sm = sm}, {.assembler = &assembler()}, &code);
+    const Status status = compile_and_assemble(kernel, sm, &code);
     if (status.code() == ErrorCode::kUnsupported) continue;
     ASSERT_TRUE(status.ok()) << seed << ": " << status.message() << "\n" << print(kernel);
     ++kernels;
-    for (const FunctionFacts& facts : code.facts) {
+    for (const FunctionFacts& facts : read_facts(code.functions, code.log)) {
       spilling += facts.spills != 0;
       most = std::max(most, facts.spills);
     }

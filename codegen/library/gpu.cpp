@@ -11,7 +11,7 @@ int compile_gpu(const char* text, size_t size, uint32_t sm, tr_gpu_code* code) {
   Kernel kernel;
   gpu::GpuCode made;
   Status status = read_kernel(text, size, &kernel);
-  if (status.ok()) status = gpu::compile(kernel, {.sm = sm}, {}, &made);
+  if (status.ok()) status = gpu::compile(kernel, {.sm = sm}, &made);
   if (!status.ok()) {
     code->unsupported = status.code() == ErrorCode::kUnsupported ? 1 : 0;
     std::snprintf(code->message, sizeof(code->message), "%s", status.message().c_str());
