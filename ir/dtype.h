@@ -41,6 +41,9 @@ inline bool is_complex(DType dtype) {
   return dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
 }
 bool is_float(DType dtype);  // real floating-point types only
+// Whether kernels load and store elements of this dtype: bool, u8, i8 to i64, f16, bf16, f32, f64. Hand-written kernels
+// copy elements of any dtype.
+bool is_kernel_dtype(DType dtype);
 
 // Short names, which the text form uses: "f32", "i64", "bool", "bf16", "c64"... Empty for an invalid DType.
 std::string_view name(DType dtype);

@@ -30,25 +30,9 @@ constexpr uint32_t kNoView = 0xFFFFFFFF;
 
 // The order of categories in torch's type promotion.
 int category(DType dtype) {
-  switch (dtype) {
-    case DType::kBool:
-      return 0;
-    case DType::kUInt8:
-    case DType::kInt8:
-    case DType::kInt16:
-    case DType::kInt32:
-    case DType::kInt64:
-    case DType::kUInt16:
-    case DType::kUInt32:
-    case DType::kUInt64:
-      return 1;
-    case DType::kComplex32:
-    case DType::kComplex64:
-    case DType::kComplex128:
-      return 3;
-    default:
-      return 2;
-  }
+  if (dtype == DType::kBool) return 0;
+  if (ir::is_complex(dtype)) return 3;
+  return ir::is_float(dtype) ? 2 : 1;
 }
 
 // Whether the functional op has the same arguments, writes none of them, and has a new tensor as its only result.

@@ -99,26 +99,10 @@ std::optional<ScalarOp> scalar_op_from_name(std::string_view name) {
   return std::nullopt;
 }
 
-bool is_value_type(DType type) {
-  switch (type) {
-    case DType::kBool:
-    case DType::kUInt8:
-    case DType::kInt8:
-    case DType::kInt16:
-    case DType::kInt32:
-    case DType::kInt64:
-    case DType::kFloat32:
-    case DType::kFloat64:
-      return true;
-    default:
-      return false;
-  }
-}
-
 uint64_t memory_types() {
   uint64_t types = 0;
   for (uint8_t i = 0; i < 64; ++i) {
-    if (is_memory_type(static_cast<DType>(i))) types |= uint64_t{1} << i;
+    if (ir::is_kernel_dtype(static_cast<DType>(i))) types |= uint64_t{1} << i;
   }
   return types;
 }

@@ -33,15 +33,12 @@ std::optional<ir::ScalarOp> scalar_op_from_name(std::string_view name);
 bool accepts(OperandTypes takes, ir::DType type);
 std::string_view name(OperandTypes takes);
 
-// Whether values can have this type; memory may also contain f16 and bf16.
-bool is_value_type(ir::DType type);
 inline bool is_half(ir::DType type) { return type == ir::DType::kFloat16 || type == ir::DType::kBFloat16; }
 // The type of a value that is loaded from memory of type `memory`.
 inline ir::DType loaded_type(ir::DType memory) { return is_half(memory) ? ir::DType::kFloat32 : memory; }
-
-// Whether an operand can have elements of this type.
-inline bool is_memory_type(ir::DType type) { return is_value_type(loaded_type(type)); }
-// All of these types: bit i is DType i, as in ir::Capabilities.
+// Whether values can have this type. An operand in memory may have any of ir::is_kernel_dtype, also f16 and bf16.
+inline bool is_value_type(ir::DType type) { return ir::is_kernel_dtype(type) && !is_half(type); }
+// All types of operands: bit i is DType i, as in ir::Capabilities.
 uint64_t memory_types();
 
 }  // namespace torch_remote::codegen

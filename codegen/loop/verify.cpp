@@ -48,7 +48,7 @@ class Verifier {
     for (size_t i = 0; i < kernel_.operands.size(); ++i) {
       where_ = "a" + std::to_string(i);
       const Operand& operand = kernel_.operands[i];
-      if (!is_memory_type(operand.dtype)) return fail("memory of a kernel cannot be " + named(operand.dtype));
+      if (!ir::is_kernel_dtype(operand.dtype)) return fail("memory of a kernel cannot be " + named(operand.dtype));
       if ((operand.dims & ~(kernel_.row_dims() | kernel_.column_dims())) != 0)
         return fail("has dims that the kernel does not have");
       if (operand.indexed > kMaxIndexed) return fail("has more than " + std::to_string(kMaxIndexed) + " indexed dims");

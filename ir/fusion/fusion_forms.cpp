@@ -20,32 +20,15 @@ class FormFinder : FormBuilder {
       if (result.kind != ResultKind::kTensor && result.kind != ResultKind::kTensorList) return false;
     }
     if (!parts()) return false;
-    return std::ranges::all_of(form_.parts, [&](const Part& part) { return computable(graph_.views[part.view]); });
+    return std::ranges::all_of(form_.parts, [&](const Part& part) {
+      return !graph_.views[part.view].dynamic && is_kernel_dtype(graph_.views[part.view].dtype);
+    });
   }
 
  private:
   // The mask of axes 0 to count - 1, for at most 64 axes.
   static_assert(kMaxRank <= 64);
   static uint64_t first_axes(size_t count) { return count == 0 ? 0 : ~uint64_t{0} >> (64 - count); }
-
-  static bool computable(const View& view) {
-    if (view.dynamic) return false;
-    switch (view.dtype) {
-      case DType::kBool:
-      case DType::kUInt8:
-      case DType::kInt8:
-      case DType::kInt16:
-      case DType::kInt32:
-      case DType::kInt64:
-      case DType::kFloat16:
-      case DType::kBFloat16:
-      case DType::kFloat32:
-      case DType::kFloat64:
-        return true;
-      default:
-        return false;
-    }
-  }
 
   bool parts() {
     switch (form_.expansion) {

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "codegen/loop/scalar_ops.h"
 #include "codegen/lower/loops.h"
 #include "codegen/lower/lower.h"
+#include "ir/dtype.h"
 #include "ir/fusion/fusion.h"
 #include "worker/runner/number_checks.h"
 #include "worker/targets/reference/node_program.h"
@@ -117,7 +117,7 @@ class LoopRunner final : public Runner {
     const ir::Node& its = graph.nodes[node];
     bool has_dtypes = true;
     ir::for_each_view(its, [&](uint32_t view, bool) {
-      has_dtypes &= !graph.views[view].dynamic && codegen::is_memory_type(graph.views[view].dtype);
+      has_dtypes &= !graph.views[view].dynamic && ir::is_kernel_dtype(graph.views[view].dtype);
     });
     ir::KernelForm form;
     return has_dtypes && has_form(its.opcode) && ir::count_items(its) != 0 && ir::find_form(graph, its, 0, &form);

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "codegen/loop/scalar_ops.h"
 #include "codegen/lower/lower.h"
+#include "ir/dtype.h"
 #include "ir/fusion/fusion.h"
 #include "ir/fusion/sections.h"
 #include "worker/targets/cuda/launch/group_call.h"
@@ -16,7 +16,7 @@ constexpr uint32_t bit(ir::GroupKind kind) { return 1u << static_cast<uint32_t>(
 
 bool has_kernel_dtypes(const ir::Graph& graph, const ir::Node& node) {
   bool all = true;
-  ir::for_each_view(node, [&](uint32_t view, bool) { all = all && codegen::is_memory_type(graph.views[view].dtype); });
+  ir::for_each_view(node, [&](uint32_t view, bool) { all = all && ir::is_kernel_dtype(graph.views[view].dtype); });
   return all;
 }
 

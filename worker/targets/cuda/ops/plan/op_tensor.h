@@ -14,10 +14,6 @@ namespace torch_remote::worker::cuda {
 // The product of sizes; INT64_MAX if it has more bits.
 int64_t count_of(std::span<const int64_t> sizes);
 
-// Whether the hand-written kernels load and store elements of this dtype (kernels/device.h). They copy elements of any
-// dtype.
-bool is_kernel_dtype(ir::DType dtype);
-
 // A view with the values of one run. Strides are in elements.
 struct OpTensor {
   Location location;
