@@ -23,6 +23,22 @@ const Arg* find_result(const Graph& graph, const Node& node, size_t i) {
   return arg.tag == ArgTag::kView && !graph.views[arg.a].dynamic ? &arg : nullptr;
 }
 
+uint32_t count_symbols(const Arg& arg) {
+  switch (arg.tag) {
+    case ArgTag::kInt:
+    case ArgTag::kFloat:
+    case ArgTag::kBool:
+      return 1;
+    case ArgTag::kScalarTensor:
+      return is_complex(static_cast<DType>(arg.b & 0xFF)) ? 2 : 1;
+    case ArgTag::kComplex:
+    case ArgTag::kGenerator:
+      return 2;
+    default:
+      return 0;
+  }
+}
+
 std::vector<Lifetime> find_lifetimes(const Graph& graph) {
   std::vector<Lifetime> lifetimes(graph.buffers.size());
   for (uint32_t n = 0; n < graph.nodes.size(); ++n) {

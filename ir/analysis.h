@@ -20,6 +20,16 @@ const Arg* find_argument(const Node& node, std::string_view name);
 // not one tensor, or its sizes are known only when the node runs.
 const Arg* find_result(const Graph& graph, const Node& node, size_t i);
 
+// The number of consecutive symbols that an argument names, beginning with Arg::a: 0, 1 or 2.
+uint32_t count_symbols(const Arg& arg);
+
+// Calls f(Sym&, uint32_t count) for every symbol that an argument or an item of it names; `count` is count_symbols().
+template <typename F>
+void for_each_symbol(Arg& arg, F&& f) {
+  if (const uint32_t count = count_symbols(arg); count != 0) f(arg.a, count);
+  for (Arg& item : arg.items) for_each_symbol(item, f);
+}
+
 struct Lifetime {
   uint32_t first = kNoNode;  // the first node that touches the buffer; kNoNode if none does
   uint32_t last = kNoNode;

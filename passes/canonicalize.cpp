@@ -225,7 +225,7 @@ class Canonicalizer {
     for (Node& node : graph_.nodes) {
       for (Arg& arg : node.args) {
         // Adjacent symbols must stay adjacent.
-        for_each_symbol_slot(arg, [&](Sym& symbol, uint32_t count) {
+        ir::for_each_symbol(arg, [&](Sym& symbol, uint32_t count) {
           if (count == 1) rename(symbol);
         });
       }

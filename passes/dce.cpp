@@ -112,7 +112,7 @@ class Sweeper {
       if (buffer.nbytes != kNoSym) f(buffer.nbytes, 1u);
     }
     for (Node& node : graph_.nodes) {
-      for (Arg& arg : node.args) for_each_symbol_slot(arg, f);
+      for (Arg& arg : node.args) ir::for_each_symbol(arg, f);
     }
   }
 

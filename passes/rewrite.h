@@ -22,11 +22,6 @@ std::vector<bool> constant_buffers(const ir::Graph& graph);
 template <typename F>
 void for_each_view_slot(ir::Node& node, F&& f);
 
-// Calls f(ir::Sym&, uint32_t count) for every symbol that an argument uses; `count` is 2 if the argument also uses the
-// next symbol.
-template <typename F>
-void for_each_symbol_slot(ir::Arg& arg, F&& f);
-
 // -- implementation --------------------------------------------------------------------------------------------------
 
 namespace internal {
@@ -42,26 +37,6 @@ void for_each_view_slot(ir::Node& node, F&& f) {
   const ir::OpDesc& desc = ir::op_desc(node.opcode);
   for (size_t i = 0; i < node.args.size(); ++i) internal::visit_view_slots(node.args[i], desc.args[i].writes, f);
   for (ir::Arg& result : node.results) internal::visit_view_slots(result, true, f);
-}
-
-template <typename F>
-void for_each_symbol_slot(ir::Arg& arg, F&& f) {
-  switch (arg.tag) {
-    case ir::ArgTag::kScalarTensor:
-      f(arg.a, ir::is_complex(static_cast<ir::DType>(arg.b & 0xFF)) ? 2u : 1u);
-      break;
-    case ir::ArgTag::kInt:
-    case ir::ArgTag::kFloat:
-    case ir::ArgTag::kBool:
-      f(arg.a, 1u);
-      break;
-    case ir::ArgTag::kComplex:
-    case ir::ArgTag::kGenerator:
-      f(arg.a, 2u);
-      break;
-    default:
-      for (ir::Arg& item : arg.items) for_each_symbol_slot(item, f);
-  }
 }
 
 // Hash of a list of words, for tables of nodes and layouts.

@@ -8,6 +8,7 @@
 
 #include "frontend/compile/fx.h"
 #include "frontend/source/source.h"
+#include "ir/analysis.h"
 
 namespace torch_remote::frontend {
 
@@ -498,24 +499,6 @@ void CompiledGraphBuilder::add_output(py::handle object) {
   spec_->outputs.push_back(output(object));
 }
 
-void CompiledGraphBuilder::close_arg(Arg& arg) {
-  switch (arg.tag) {
-    case ArgTag::kScalarTensor:
-    case ArgTag::kInt:
-    case ArgTag::kFloat:
-    case ArgTag::kBool:
-    case ArgTag::kComplex:
-    case ArgTag::kGenerator:
-      arg.a = symbols_.closed(arg.a);
-      break;
-    case ArgTag::kList:
-      for (Arg& item : arg.items) close_arg(item);
-      break;
-    default:
-      break;
-  }
-}
-
 Sym CompiledGraphBuilder::on_host(Sym symbol) {
   if (symbol == kNoSym || symbol < graph_.params) return symbol;
   const auto known = host_symbols_.find(symbol);
@@ -565,7 +548,9 @@ void CompiledGraphBuilder::close_symbols() {
     view.offset = symbols_.closed(view.offset);
   }
   for (ir::Node& node : graph_.nodes) {
-    for (Arg& arg : node.args) close_arg(arg);
+    for (Arg& arg : node.args) {
+      ir::for_each_symbol(arg, [&](Sym& symbol, uint32_t) { symbol = symbols_.closed(symbol); });
+    }
   }
   spec_->host.params = graph_.params;
   for (GraphInput& in : spec_->inputs) {

@@ -136,7 +136,6 @@ class CompiledGraphBuilder {
 
   // Assigns the final numbers of symbols, and copies the expressions that the host evaluates.
   void close_symbols();
-  void close_arg(ir::Arg& arg);
   // Sets GraphInput::written, elements and reader.
   void note_accesses();
   // Copies the expression of `symbol` to the host's graph, and returns its symbol there.

@@ -3,34 +3,12 @@
 #include <algorithm>
 #include <map>
 
+#include "ir/analysis.h"
+
 namespace torch_remote::ir {
 namespace {
 
 constexpr uint32_t kUnused = 0xFFFFFFFF;
-
-// Calls f(symbol, two) for each symbol of an argument; `two`: the next symbol belongs to the argument, too.
-template <class F>
-void for_each_symbol(Arg& arg, F&& f) {
-  switch (arg.tag) {
-    case ArgTag::kInt:
-    case ArgTag::kFloat:
-    case ArgTag::kBool:
-      f(arg.a, false);
-      break;
-    case ArgTag::kComplex:
-    case ArgTag::kGenerator:
-      f(arg.a, true);
-      break;
-    case ArgTag::kScalarTensor:
-      f(arg.a, is_complex(static_cast<DType>(arg.b & 0xFF)));
-      break;
-    case ArgTag::kList:
-      for (Arg& item : arg.items) for_each_symbol(item, f);
-      break;
-    default:
-      break;
-  }
-}
 
 class Compactor {
  public:
@@ -56,9 +34,8 @@ class Compactor {
   }
   void use_all(std::vector<Arg>& args) {
     for (Arg& arg : args) {
-      for_each_symbol(arg, [&](uint32_t symbol, bool pair) {
-        use(symbol);
-        if (pair) use(symbol + 1);
+      for_each_symbol(arg, [&](Sym symbol, uint32_t count) {
+        for (uint32_t i = 0; i < count; ++i) use(symbol + i);
       });
     }
   }
@@ -137,7 +114,7 @@ class Compactor {
     if (arg.tag == ArgTag::kList) {
       for (Arg& item : arg.items) rewrite(item);
     } else {
-      for_each_symbol(arg, [&](uint32_t& symbol, bool) { symbol = symbols_[symbol]; });
+      for_each_symbol(arg, [&](Sym& symbol, uint32_t) { symbol = symbols_[symbol]; });
     }
   }
   void rewrite(Node& node) {

@@ -53,23 +53,6 @@ struct Join {
   std::vector<Operand> operands;
 };
 
-// The number of consecutive symbols that an argument names.
-uint32_t count_symbols(const Arg& arg) {
-  switch (arg.tag) {
-    case ArgTag::kInt:
-    case ArgTag::kFloat:
-    case ArgTag::kBool:
-      return 1;
-    case ArgTag::kScalarTensor:
-      return is_complex(static_cast<DType>(arg.b & 0xFF)) ? 2 : 1;
-    case ArgTag::kComplex:
-    case ArgTag::kGenerator:
-      return 2;
-    default:
-      return 0;
-  }
-}
-
 // A section that may still have joins. Each view belongs to one node, which names it once.
 class PartialSection {
  public:

@@ -134,7 +134,7 @@ class Interpreter {
     uint64_t hash = mix(2, arg.tag == ArgTag::kView ? 0 : static_cast<uint64_t>(arg.tag));
     Arg copy = arg;
     if (arg.tag != ArgTag::kList) {
-      for_each_symbol_slot(copy, [&](ir::Sym& symbol, uint32_t n) {
+      ir::for_each_symbol(copy, [&](ir::Sym& symbol, uint32_t n) {
         for (uint32_t i = 0; i < n; ++i) hash = mix(hash, static_cast<uint64_t>(values_[symbol + i]));
       });
     }
