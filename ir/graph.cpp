@@ -52,27 +52,8 @@ bool commutes(ExprKind kind) {
   return kind == ExprKind::kAdd || kind == ExprKind::kMul || kind == ExprKind::kMax || kind == ExprKind::kMin;
 }
 
-const char* operator_name(ExprKind kind) {
-  switch (kind) {
-    case ExprKind::kAdd:
-      return "+";
-    case ExprKind::kSub:
-      return "-";
-    case ExprKind::kMul:
-      return "*";
-    case ExprKind::kFloorDiv:
-      return "//";
-    case ExprKind::kMod:
-      return "mod";
-    case ExprKind::kMax:
-      return "max";
-    case ExprKind::kMin:
-      return "min";
-    case ExprKind::kConst:
-      break;
-  }
-  return "?";
-}
+// Indexed by ExprKind.
+constexpr const char* kOperators[] = {"?", "+", "-", "*", "//", "mod", "max", "min"};
 
 }  // namespace
 
@@ -184,7 +165,7 @@ Status evaluate(const Graph& graph, const int64_t* params, std::vector<int64_t>*
       const bool divides = expr.kind == ExprKind::kFloorDiv || expr.kind == ExprKind::kMod;
       return Status::invalid("remote: symbol s" + std::to_string(symbol) +
                              " of the program has no value in this run: " + std::to_string(out[expr.a]) + " " +
-                             operator_name(expr.kind) + " " + std::to_string(out[expr.b]) +
+                             kOperators[static_cast<size_t>(expr.kind)] + " " + std::to_string(out[expr.b]) +
                              (divides && out[expr.b] == 0 ? " divides by zero" : " does not fit 64 bits"));
     }
     ++symbol;

@@ -321,13 +321,7 @@ class Parser {
 
   bool infix(Expr& expr) {
     if (!symbol(&expr.a)) return false;
-    if (token_.is('+')) {
-      expr.kind = ExprKind::kAdd;
-    } else if (token_.is('-')) {
-      expr.kind = ExprKind::kSub;
-    } else if (token_.is('*')) {
-      expr.kind = ExprKind::kMul;
-    } else {
+    if (token_.kind != TokenKind::kPunct || !expr_kind(ExprKind::kAdd, ExprKind::kMul, expr)) {
       return fail("expected +, - or *");
     }
     advance();
@@ -335,20 +329,20 @@ class Parser {
   }
 
   bool function(Expr& expr) {
-    if (token_.text == "floordiv") {
-      expr.kind = ExprKind::kFloorDiv;
-    } else if (token_.text == "mod") {
-      expr.kind = ExprKind::kMod;
-    } else if (token_.text == "max") {
-      expr.kind = ExprKind::kMax;
-    } else if (token_.text == "min") {
-      expr.kind = ExprKind::kMin;
-    } else {
+    if (!expr_kind(ExprKind::kFloorDiv, ExprKind::kMin, expr)) {
       return fail("there is no function '" + token_.text + "'; there are floordiv, mod, max and min");
     }
     advance();
     advance();
     return symbol(&expr.a) && expect(',') && symbol(&expr.b) && expect(')');
+  }
+
+  // Sets the kind, from `first` to `last`, that the token names.
+  bool expr_kind(ExprKind first, ExprKind last, Expr& expr) const {
+    const auto begin = std::begin(text::kExprs), end = begin + static_cast<size_t>(last) + 1;
+    const auto found = std::find(begin + static_cast<size_t>(first), end, token_.text);
+    expr.kind = static_cast<ExprKind>(found - begin);
+    return found != end;
   }
 
   // -- buffers and views ---------------------------------------------------------------------------------------------

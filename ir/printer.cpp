@@ -153,34 +153,14 @@ class Printer {
 
   void expression(uint32_t index) {
     const Expr& expr = graph_.exprs[index];
-    const auto infix = [&](const char* op) { return symbol(expr.a) + op + symbol(expr.b); };
-    const auto call = [&](const char* op) { return op + ("(" + symbol(expr.a) + ", " + symbol(expr.b) + ")"); };
+    const std::string name(text::kExprs[static_cast<size_t>(expr.kind)]);
     out_ += "  s" + std::to_string(graph_.params + index) + " = ";
-    switch (expr.kind) {
-      case ExprKind::kConst:
-        out_ += constant(expr.value);
-        break;
-      case ExprKind::kAdd:
-        out_ += infix(" + ");
-        break;
-      case ExprKind::kSub:
-        out_ += infix(" - ");
-        break;
-      case ExprKind::kMul:
-        out_ += infix(" * ");
-        break;
-      case ExprKind::kFloorDiv:
-        out_ += call("floordiv");
-        break;
-      case ExprKind::kMod:
-        out_ += call("mod");
-        break;
-      case ExprKind::kMax:
-        out_ += call("max");
-        break;
-      case ExprKind::kMin:
-        out_ += call("min");
-        break;
+    if (expr.kind == ExprKind::kConst) {
+      out_ += constant(expr.value);
+    } else if (expr.kind <= ExprKind::kMul) {
+      out_ += symbol(expr.a) + ' ' + name + ' ' + symbol(expr.b);
+    } else {
+      out_ += name + '(' + symbol(expr.a) + ", " + symbol(expr.b) + ')';
     }
     out_ += '\n';
   }

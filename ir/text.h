@@ -25,6 +25,10 @@ static_assert(std::size(kResultKinds) == static_cast<size_t>(ResultKind::kScalar
 inline constexpr std::string_view kFlags[] = {"random", "dynamic_shape", "host_result",     "in_place",
                                               "out",    "pure",          "hidden_mutation", "commutative"};
 
+// Indexed by ExprKind: operators up to kMul, then functions of two arguments.
+inline constexpr std::string_view kExprs[] = {"", "+", "-", "*", "floordiv", "mod", "max", "min"};
+static_assert(std::size(kExprs) == static_cast<size_t>(ExprKind::kMin) + 1);
+
 // Indexed by GroupKind.
 inline constexpr std::string_view kGroups[] = {"pointwise", "rowwise", "reduce", "multi_tensor", "matmul", "attention"};
 static_assert(std::size(kGroups) == kGroupKinds);
