@@ -5,9 +5,11 @@
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <deque>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 
 #include "frontend/device/current_device.h"
 #include "frontend/device/device_state.h"
@@ -25,102 +27,66 @@ namespace {
 
 using torch::jit::Stack;
 
+// The boxed kernel of an op. If `composes(stack)` is true, it calls torch's CPU kernel, which then only calls other ops,
+// on the device of their tensors. Otherwise it records the call.
+template <class Composes>
 class RecordKernel final : public c10::OperatorKernel {
  public:
-  explicit RecordKernel(const OpEntry* op) : op_(op) {}
-  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) { record_call(*op_, *stack); }
-
- private:
-  const OpEntry* op_;
-};
-
-// The kernel of a backward op whose gradient is sparse if the argument `sparse` is set (embedding bags). For a sparse
-// gradient it calls torch's CPU kernel, which then only calls other ops.
-class SparseIfKernel final : public c10::OperatorKernel {
- public:
-  SparseIfKernel(const OpEntry* op, int flag) : op_(op), flag_(static_cast<size_t>(flag)) {}
+  RecordKernel(const OpEntry* op, Composes composes) : op_(op), composes_(std::move(composes)) {}
   void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* stack) {
-    if (torch::jit::peek(*stack, flag_, op_->arg_count).toBool()) {
-      return handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-    }
+    if (composes_(*stack)) return handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
     record_call(*op_, *stack);
   }
 
  private:
   const OpEntry* op_;
-  size_t flag_;
+  Composes composes_;
 };
 
-// The kernel of an op for which torch has a kernel only on CPU. If the worker does not compute on a CPU, it calls the
-// op's composite, as CUDA does. The composite is reached through torch's CPU kernel, which checks where its operands
-// are.
-class CpuAloneKernel final : public c10::OperatorKernel {
- public:
-  explicit CpuAloneKernel(const OpEntry* op) : op_(op) {}
-  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* stack) {
-    for (size_t i = 0; i < op_->arg_count; ++i) {
-      const c10::IValue& value = torch::jit::peek(*stack, i, op_->arg_count);
-      if (value.isTensor() && is_remote(value.toTensor()) && !runs_on_cpu(value.toTensor().device().index())) {
-        return handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-      }
-    }
-    record_call(*op_, *stack);
-  }
+template <class Composes>
+c10::KernelFunction boxed_kernel(const OpEntry* op, Composes composes) {
+  return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<RecordKernel<Composes>>(op, std::move(composes)));
+}
 
- private:
-  const OpEntry* op_;
-};
-
-// torch's tracer (torch.jit.trace) records most ops when they are called, and is disabled inside them. It leaves out
-// convolution and records the op that torch's composite kernel calls. So this kernel runs the composite while the
-// tracer is enabled. A convolution that is recorded here would be missing in the traced graph, and its result would be
-// a constant.
-class UntracedKernel final : public c10::OperatorKernel {
- public:
-  explicit UntracedKernel(const OpEntry* op) : op_(op) {}
-  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* stack) {
-    if (at::tracer::impl::is_dispatch_enabled()) {
-      return handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-    }
-    record_call(*op_, *stack);
-  }
-
- private:
-  const OpEntry* op_;
-};
-
-// The kernel of a factory with an argument `pin_memory`. Its result is on the device, which has no pinned memory.
-class FactoryKernel final : public c10::OperatorKernel {
- public:
-  FactoryKernel(const OpEntry* op, int pin_memory) : op_(op), pin_memory_(static_cast<size_t>(pin_memory)) {}
-  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
-    const c10::IValue& pinned = torch::jit::peek(*stack, pin_memory_, op_->arg_count);
-    TORCH_CHECK(!pinned.isBool() || !pinned.toBool(), "Only dense CPU tensors can be pinned");
-    record_call(*op_, *stack);
-  }
-
- private:
-  const OpEntry* op_;
-  size_t pin_memory_;
-};
+// Whether the worker of an operand does not compute on a CPU.
+bool has_operand_off_cpu(const Stack& stack, size_t count) {
+  const auto args = torch::jit::last(stack, count);
+  return std::ranges::any_of(args, [](const c10::IValue& value) {
+    return value.isTensor() && is_remote(value.toTensor()) && !runs_on_cpu(value.toTensor().device().index());
+  });
+}
 
 c10::KernelFunction kernel_of(const c10::OperatorHandle& handle, const OpEntry* entry) {
+  const size_t count = entry->arg_count;
+  // torch's tracer (torch.jit.trace) records most ops when they are called, and is disabled inside them. It leaves out
+  // convolution and records the op that torch's composite kernel calls. So this kernel runs the composite while the
+  // tracer is enabled. A convolution that is recorded here would be missing in the traced graph, and its result would
+  // be a constant.
   if (entry->desc->opcode == ir::ops::aten_convolution) {
-    return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<UntracedKernel>(entry));
+    return boxed_kernel(entry, [](const Stack&) { return at::tracer::impl::is_dispatch_enabled(); });
   }
+  // torch has a kernel for the op only on CPU. Other workers get the op's composite, as on CUDA. The composite is
+  // reached through torch's CPU kernel, which checks where its operands are.
   if (entry->has(ir::kFactCpuOnly)) {
-    return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<CpuAloneKernel>(entry));
+    return boxed_kernel(entry, [count](const Stack& stack) { return has_operand_off_cpu(stack, count); });
   }
   const c10::FunctionSchema& schema = handle.schema();
+  // A backward op whose gradient is sparse if the argument `sparse` is set (embedding bags).
   const std::optional<int> flag = schema.argumentIndexWithName("sparse");
   if (flag && schema.returns().size() == 1 && schema.arguments()[0].name() == "grad") {
-    return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<SparseIfKernel>(entry, *flag));
+    return boxed_kernel(
+        entry, [count, at = *flag](const Stack& stack) { return torch::jit::peek(stack, at, count).toBool(); });
   }
+  // A factory. Its result is on the device, which has no pinned memory.
   if (const std::optional<int> pin_memory = schema.argumentIndexWithName("pin_memory")) {
-    return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<FactoryKernel>(entry, *pin_memory));
+    return boxed_kernel(entry, [count, at = *pin_memory](const Stack& stack) {
+      const c10::IValue& pinned = torch::jit::peek(stack, at, count);
+      TORCH_CHECK(!pinned.isBool() || !pinned.toBool(), "Only dense CPU tensors can be pinned");
+      return false;
+    });
   }
   if (std::optional<c10::KernelFunction> unboxed = unboxed_kernel(*entry)) return *std::move(unboxed);
-  return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<RecordKernel>(entry));
+  return boxed_kernel(entry, [](const Stack&) { return false; });
 }
 
 struct Entries {
