@@ -3,7 +3,6 @@
 // meta functions for eager calls of ops whose meta in torch has other strides than the CPU kernel.
 #include <ATen/TensorIterator.h>
 #include <ATen/WrapDimUtils.h>
-#include <ATen/core/Generator.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -21,19 +20,14 @@
 namespace torch_remote::frontend {
 namespace {
 
-at::Tensor new_like(const at::Tensor& self) { return at::empty_symint(self.sym_sizes(), self.options()); }
-
-// NOLINTBEGIN(performance-unnecessary-value-param): the signatures of torch's kernels
-at::Tensor sample_dirichlet(const at::Tensor& self, std::optional<at::Generator>) { return new_like(self); }
-
-at::Tensor binomial(const at::Tensor& count, const at::Tensor&, std::optional<at::Generator>) {
-  return new_like(count);
+// The result has the sizes and the dtype of the argument with this index. It is contiguous, or also has its strides.
+template <size_t kIndex, bool kContiguous = true>
+void like_argument(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const size_t count = op.schema().arguments().size();
+  const at::Tensor like = torch::jit::peek(*stack, kIndex, count).toTensor();
+  torch::jit::drop(*stack, count);
+  stack->emplace_back(kContiguous ? at::empty_symint(like.sym_sizes(), like.options()) : at::empty_like(like));
 }
-// NOLINTEND(performance-unnecessary-value-param)
-
-at::Tensor dirichlet_grad(const at::Tensor& x, const at::Tensor&, const at::Tensor&) { return new_like(x); }
-
-at::Tensor standard_gamma_grad(const at::Tensor& self, const at::Tensor&) { return at::empty_like(self); }
 
 // The last two dims must be dense in memory, in either order, and rows must begin at multiples of 16 bytes.
 void check_rows(const at::Tensor& mat) {
@@ -116,22 +110,11 @@ std::tuple<at::Tensor, at::Tensor> batch_norm_gather_stats(const at::Tensor& inp
   return {channels_of(input), channels_of(input)};
 }
 
-at::Tensor batch_norm_elemt(const at::Tensor& input, const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
-                            const at::Tensor&, const at::Tensor&, double) {
-  return at::empty_like(input);
-}
-
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> batch_norm_backward_reduce(
     const at::Tensor&, const at::Tensor& input, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
     bool sums, bool weight, bool bias) {
   const auto made = [&](bool wanted) { return wanted ? channels_of(input) : at::Tensor(); };
   return {made(sums), made(sums), made(weight), made(bias)};
-}
-
-at::Tensor batch_norm_backward_elemt(const at::Tensor&, const at::Tensor& input, const at::Tensor&, const at::Tensor&,
-                                     const std::optional<at::Tensor>&, const at::Tensor&, const at::Tensor&,
-                                     const at::Tensor&) {
-  return at::empty_like(input);
 }
 
 // -- metas with the strides of CPU kernels ----------------------------------------------------------------------------
@@ -193,33 +176,12 @@ at::Tensor multi_margin_loss(const at::Tensor& self, const at::Tensor& target, c
   return each ? at::empty({self.dim() > 1 ? self.size(0) : 1}, self.options()) : at::empty({}, self.options());
 }
 
-at::Tensor multi_margin_loss_backward(const at::Tensor&, const at::Tensor& self, const at::Tensor&, const at::Scalar&,
-                                      const at::Scalar&, const std::optional<at::Tensor>&, int64_t) {
-  return new_like(self);
-}
-
-at::Tensor multilabel_margin_loss_backward(const at::Tensor&, const at::Tensor& self, const at::Tensor&, int64_t,
-                                           const at::Tensor&) {
-  return new_like(self);
-}
-
 at::Tensor repeat_interleave(const at::Tensor& repeats, std::optional<int64_t> output_size) {
   const auto dtype = repeats.scalar_type();
   const bool integers = dtype == at::kLong || dtype == at::kInt;
   TORCH_CHECK_NOT_IMPLEMENTED(integers, "\"repeat_interleave_cpu\" not implemented for '", dtype, "'");
   TORCH_CHECK(repeats.dim() == 1, "repeat_interleave only accept 1D vector as repeat");
   return at::empty({output_size.value()}, repeats.options());
-}
-
-template <class Lengths>
-at::Tensor ctc_loss_backward(const at::Tensor&, const at::Tensor& log_probs, const at::Tensor&, Lengths, Lengths,
-                             const at::Tensor&, const at::Tensor&, int64_t, bool) {
-  return new_like(log_probs);
-}
-
-at::Tensor fractional_max_pool3d_backward(const at::Tensor&, const at::Tensor& self, at::IntArrayRef, at::IntArrayRef,
-                                          const at::Tensor&) {
-  return new_like(self);
 }
 
 std::tuple<at::Tensor, at::Tensor> histogram(const at::Tensor& self, int64_t bins, std::optional<at::ArrayRef<double>>,
@@ -237,42 +199,43 @@ std::tuple<at::Tensor, at::Tensor> histogram_between(const at::Tensor& self, con
 }
 
 TORCH_LIBRARY_IMPL(aten, Meta, library) {
-  library.impl("_ctc_loss_backward", &ctc_loss_backward<at::IntArrayRef>);
-  library.impl("_ctc_loss_backward.Tensor", &ctc_loss_backward<const at::Tensor&>);
-  library.impl("fractional_max_pool3d_backward", &fractional_max_pool3d_backward);
+  for (const char* name : {"_sample_dirichlet", "binomial", "_dirichlet_grad"}) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&like_argument<0>>());
+  }
+  for (const char* name : {"_ctc_loss_backward", "_ctc_loss_backward.Tensor", "fractional_max_pool3d_backward",
+                           "multi_margin_loss_backward", "multilabel_margin_loss_backward"}) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&like_argument<1>>());
+  }
+  for (const char* name : {"_standard_gamma_grad", "batch_norm_elemt"}) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&like_argument<0, false>>());
+  }
+  library.impl("batch_norm_backward_elemt", torch::CppFunction::makeFromBoxedFunction<&like_argument<1, false>>());
   library.impl("histogram.bin_ct", &histogram);
   library.impl("histogram.bins_tensor", &histogram_between);
   library.impl("_grouped_mm", &grouped_mm);
-  library.impl("_sample_dirichlet", &sample_dirichlet);
   library.impl("batch_norm_stats", &batch_norm_stats);
   library.impl("batch_norm_gather_stats_with_counts", &batch_norm_gather_stats);
-  library.impl("batch_norm_elemt", &batch_norm_elemt);
   library.impl("batch_norm_backward_reduce", &batch_norm_backward_reduce);
-  library.impl("batch_norm_backward_elemt", &batch_norm_backward_elemt);
-  library.impl("binomial", &binomial);
-  library.impl("_dirichlet_grad", &dirichlet_grad);
-  library.impl("multi_margin_loss_backward", &multi_margin_loss_backward);
-  library.impl("multilabel_margin_loss_backward", &multilabel_margin_loss_backward);
-  library.impl("_standard_gamma_grad", &standard_gamma_grad);
 }
 
 }  // namespace
 
 const c10::KernelFunction* find_custom_meta(ir::Opcode opcode) {
-  static const auto kGlu = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&glu_backward);
-  static const auto kNonzero = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&nonzero_static);
-  static const auto kLdexp = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&ldexp);
-  static const auto kRsub = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&rsub);
-  static const auto kMargins = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&multilabel_margin_loss);
-  static const auto kMargin = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&multi_margin_loss);
-  static const auto kRepeat = c10::KernelFunction::makeFromUnboxedRuntimeFunction(&repeat_interleave);
-  if (opcode == ir::ops::aten_glu_backward) return &kGlu;
-  if (opcode == ir::ops::aten_repeat_interleave_Tensor) return &kRepeat;
-  if (opcode == ir::ops::aten_ldexp_Tensor) return &kLdexp;
-  if (opcode == ir::ops::aten_rsub_Tensor) return &kRsub;
-  if (opcode == ir::ops::aten_multilabel_margin_loss_forward) return &kMargins;
-  if (opcode == ir::ops::aten_multi_margin_loss) return &kMargin;
-  return opcode == ir::ops::aten_nonzero_static ? &kNonzero : nullptr;
+  using c10::KernelFunction;
+  static const std::pair<ir::Opcode, KernelFunction> kMetas[] = {
+      {ir::ops::aten_glu_backward, KernelFunction::makeFromUnboxedRuntimeFunction(&glu_backward)},
+      {ir::ops::aten_nonzero_static, KernelFunction::makeFromUnboxedRuntimeFunction(&nonzero_static)},
+      {ir::ops::aten_ldexp_Tensor, KernelFunction::makeFromUnboxedRuntimeFunction(&ldexp)},
+      {ir::ops::aten_rsub_Tensor, KernelFunction::makeFromUnboxedRuntimeFunction(&rsub)},
+      {ir::ops::aten_multilabel_margin_loss_forward,
+       KernelFunction::makeFromUnboxedRuntimeFunction(&multilabel_margin_loss)},
+      {ir::ops::aten_multi_margin_loss, KernelFunction::makeFromUnboxedRuntimeFunction(&multi_margin_loss)},
+      {ir::ops::aten_repeat_interleave_Tensor, KernelFunction::makeFromUnboxedRuntimeFunction(&repeat_interleave)},
+  };
+  for (const auto& [op, meta] : kMetas) {
+    if (op == opcode) return &meta;
+  }
+  return nullptr;
 }
 
 }  // namespace torch_remote::frontend
