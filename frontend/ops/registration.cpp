@@ -27,8 +27,8 @@ namespace {
 
 using torch::jit::Stack;
 
-// The boxed kernel of an op. If `composes(stack)` is true, it calls torch's CPU kernel, which then only calls other ops,
-// on the device of their tensors. Otherwise it records the call.
+// The boxed kernel of an op. If `composes(stack)` is true, it calls torch's CPU kernel, which then only calls other
+// ops, on the device of their tensors. Otherwise it records the call.
 template <class Composes>
 class RecordKernel final : public c10::OperatorKernel {
  public:

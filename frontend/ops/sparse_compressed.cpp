@@ -9,6 +9,7 @@
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
+#include <torch/library.h>
 
 #include <array>
 #include <optional>
@@ -80,7 +81,8 @@ SparseElements elements_of(const Tensor& matrix) {
   return elements;
 }
 
-Tensor compressed_to_dense(const Tensor& self, std::optional<at::ScalarType> type, std::optional<bool>) {
+// `type` must be empty; the last parameter, `masked_grad`, has no effect.
+static Tensor compressed_to_dense(const Tensor& self, std::optional<at::ScalarType> type, std::optional<bool>) {
   TORCH_CHECK(!type.has_value(), "dtype argument is not supported by sparse_csr_to_dense");
   const SparseElements of = elements_of(self);
   const int64_t batched = batch_dims(self);
@@ -90,6 +92,13 @@ Tensor compressed_to_dense(const Tensor& self, std::optional<at::ScalarType> typ
   std::vector<int64_t> sizes = {of.batches * rows, columns, of.block[0], of.block[1]};
   sizes.insert(sizes.end(), of.values.sizes().begin() + 3, of.values.sizes().end());
   return blocks.view(sizes).transpose(1, 2).reshape(self.sizes());
+}
+
+// The CSR row pointers of elements that are sorted by row: the number of elements before each of `size` rows, followed
+// by the total. They are int32 or int64.
+static Tensor to_csr(const Tensor& rows, int64_t size, bool int32) {
+  const Tensor begins = at::arange(size + 1, rows.options());
+  return at::searchsorted(rows.contiguous(), begins, int32);
 }
 
 // Converts a COO, CSR or CSC matrix to blocks.
@@ -145,24 +154,23 @@ static Tensor compressed_along_other_dim(const Tensor& self, at::Layout layout) 
       values.options().layout(layout));
 }
 
+// Converts between CSR and CSC. The last parameter, `dense_dim`, has no effect.
 template <at::Layout layout>
-Tensor to_compressed(const Tensor& self, std::optional<int64_t>) {
+static Tensor to_compressed(const Tensor& self, std::optional<int64_t>) {
   TORCH_CHECK(!is_in_blocks(self.layout()), "sparse_compressed_to_", layout,
               ": expected SparseCsr or SparseCsc layout but got ", self.layout());
   return self.layout() == layout ? self.clone() : compressed_along_other_dim(self, layout);
 }
-template Tensor to_compressed<at::kSparseCsr>(const Tensor& self, std::optional<int64_t> dense_dim);
-template Tensor to_compressed<at::kSparseCsc>(const Tensor& self, std::optional<int64_t> dense_dim);
 
+// Converts a matrix in COO, CSR or CSC to BSR or BSC. Between BSR and BSC, `block` must stay the same. The last
+// parameter, `dense_dim`, has no effect.
 template <at::Layout layout>
-Tensor to_blocks(const Tensor& self, IntArrayRef block, std::optional<int64_t>) {
+static Tensor to_blocks(const Tensor& self, IntArrayRef block, std::optional<int64_t>) {
   if (!is_in_blocks(self.layout())) return in_blocks(self, layout, block);
   TORCH_CHECK(block == IntArrayRef(block_of(self)), "conversion from ", self.layout(), " to ", layout,
               " with blocksize changed from ", IntArrayRef(block_of(self)), " to ", block, " is not supported");
   return self.layout() == layout ? self.clone() : compressed_along_other_dim(self, layout);
 }
-template Tensor to_blocks<at::kSparseBsr>(const Tensor& self, IntArrayRef block, std::optional<int64_t> dense_dim);
-template Tensor to_blocks<at::kSparseBsc>(const Tensor& self, IntArrayRef block, std::optional<int64_t> dense_dim);
 
 // Converts a COO result to the layout of an operand.
 static Tensor like(const Tensor& matrix, const Tensor& coo) {
@@ -176,13 +184,15 @@ Tensor with_values(const Tensor& self, const Tensor& values) {
                                               values.options().layout(self.layout()));
 }
 
-Tensor compressed_mul(const Tensor& self, const Tensor& other) {
+// Element-wise operations and matmuls with at least one compressed operand. If `self` of compressed_add() is
+// compressed, `other` must have the same layout. In a sum of batches, both must also have the same indices.
+static Tensor compressed_mul(const Tensor& self, const Tensor& other) {
   const Tensor &matrix = is_sparse_compressed(self) ? self : other, &factor = is_sparse_compressed(self) ? other : self;
   if (factor.dim() == 0) return with_values(matrix, matrix.values().mul(as_coo(factor)));
   return like(matrix, multiplied(as_coo(self), as_coo(other)));
 }
 
-Tensor compressed_mul_by_number(const Tensor& self, const Scalar& other) {
+static Tensor compressed_mul_by_number(const Tensor& self, const Scalar& other) {
   return with_values(self, self.values().mul(other));
 }
 
@@ -198,7 +208,7 @@ static Tensor sum_of_batches(const Tensor& self, const Tensor& other, const Scal
   return with_values(self, self.values().add(other.values(), alpha));
 }
 
-Tensor compressed_add(const Tensor& self, const Tensor& other, const Scalar& alpha) {
+static Tensor compressed_add(const Tensor& self, const Tensor& other, const Scalar& alpha) {
   if (!is_sparse_compressed(self)) return added(self, as_coo(other), alpha);
   TORCH_CHECK(self.layout() == other.layout(), "remote: add of layouts ", self.layout(), " and ", other.layout(),
               " is not supported; convert one of them with to_sparse() or to_dense()");
@@ -206,7 +216,7 @@ Tensor compressed_add(const Tensor& self, const Tensor& other, const Scalar& alp
   return like(self, added(coalesce(as_coo(self)), coalesce(as_coo(other)), alpha));
 }
 
-Tensor compressed_mm(const Tensor& self, const Tensor& other) {
+static Tensor compressed_mm(const Tensor& self, const Tensor& other) {
   if (is_sparse_compressed(self) && is_sparse_compressed(other)) {
     TORCH_CHECK(!is_in_blocks(self.layout()) && !is_in_blocks(other.layout()),
                 "remote: the matmul of two sparse tensors in blocks is not supported; convert one with to_sparse() or "
@@ -218,13 +228,9 @@ Tensor compressed_mm(const Tensor& self, const Tensor& other) {
   return sparse_addmm(left, other.t(), left, 0, 1).t();
 }
 
-Tensor to_csr(const Tensor& rows, int64_t size, bool int32) {
-  const Tensor begins = at::arange(size + 1, rows.options());
-  return at::searchsorted(rows.contiguous(), begins, int32);
-}
-
-// Converts CSR indices to COO indices; for batches, the batch's dims come before row and column.
-Tensor to_coo(const Tensor& crow, const Tensor& columns, bool int32, bool transpose) {
+// The COO indices of CSR indices, as int32 or int64: [batch dims + 2, elements]. With `transpose`, columns come before
+// rows.
+static Tensor to_coo(const Tensor& crow, const Tensor& columns, bool int32, bool transpose) {
   const auto type = int32 ? at::kInt : at::kLong;
   const int64_t lines = crow.size(-1) - 1;
   const Tensor line = lines_of(crow, columns), column = columns.reshape({-1}).to(type);
@@ -240,8 +246,12 @@ Tensor to_coo(const Tensor& crow, const Tensor& columns, bool int32, bool transp
   return at::stack(all);
 }
 
-void validate(bool is_row_major, const Tensor& compressed, const Tensor& plain, int64_t compressed_size,
-              int64_t plain_size, int64_t nnz) {
+// The checks of _validate_compressed_sparse_indices, for which torch's implementation reads memory. Raises if one
+// fails. `compressed` has the row pointers and `plain` the column indices, or the reverse if `is_row_major` is false.
+// `compressed_size` and `plain_size` are the sizes of these two dims, and `nnz` is the number of elements of each
+// matrix.
+static void validate(bool is_row_major, const Tensor& compressed, const Tensor& plain, int64_t compressed_size,
+                     int64_t plain_size, int64_t nnz) {
   const char* names[2] = {is_row_major ? "crow_indices" : "ccol_indices", is_row_major ? "col_indices" : "row_indices"};
   const Tensor first = compressed.select(-1, 0), last = compressed.select(-1, compressed_size);
   const Tensor steps = compressed.diff();
@@ -254,6 +264,30 @@ void validate(bool is_row_major, const Tensor& compressed, const Tensor& plain, 
   TORCH_CHECK(!is[1], "`", names[0], "[..., -1] == nnz` is not satisfied.");
   TORCH_CHECK(!is[2], "`0 <= ", names[0], "[..., 1:] - ", names[0], "[..., :-1] <= plain_dim` is not satisfied.");
   TORCH_CHECK(!is[3], "`0 <= ", names[1], " < plain_dim` is not satisfied.");
+}
+
+static void register_blocks(torch::Library& library) {
+  library.impl("_to_sparse_bsr", &to_blocks<at::kSparseBsr>);
+  library.impl("_to_sparse_bsc", &to_blocks<at::kSparseBsc>);
+}
+
+TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, library) { register_blocks(library); }
+
+TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, library) {
+  register_blocks(library);
+  library.impl("add.Tensor", &compressed_add);
+  library.impl("mul.Tensor", &compressed_mul);
+  library.impl("mul.Scalar", &compressed_mul_by_number);
+  library.impl("mm", &compressed_mm);
+  library.impl("_to_dense", &compressed_to_dense);
+  library.impl("_to_sparse_csr", &to_compressed<at::kSparseCsr>);
+  library.impl("_to_sparse_csc", &to_compressed<at::kSparseCsc>);
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  library.impl("_convert_indices_from_coo_to_csr", &to_csr);
+  library.impl("_convert_indices_from_csr_to_coo", &to_coo);
+  library.impl("_validate_compressed_sparse_indices", &validate);
 }
 
 }  // namespace torch_remote::frontend::sparse

@@ -16,6 +16,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <torch/library.h>
 
 #include <vector>
 
@@ -127,12 +128,12 @@ Tensor& assign_contents(Tensor& self, const Tensor& other) {
   return self;
 }
 
-Tensor& add_to(Tensor& self, const Tensor& other, const Scalar& alpha) {
+static Tensor& add_to(Tensor& self, const Tensor& other, const Scalar& alpha) {
   if (!self.is_sparse()) return add_to_dense(self, other, alpha);
   return assign_contents(self, add_sparse(self, other, alpha));
 }
 
-Tensor& sum_out(const Tensor& self, const Tensor& other, const Scalar& alpha, Tensor& out) {
+static Tensor& sum_out(const Tensor& self, const Tensor& other, const Scalar& alpha, Tensor& out) {
   const Tensor sum = added(self, other, alpha);
   if (out.is_sparse()) return assign_contents(out, sum);
   TORCH_CHECK(at::can_cast(sum.scalar_type(), out.scalar_type()), "Can't convert result type ", sum.scalar_type(),
@@ -140,9 +141,11 @@ Tensor& sum_out(const Tensor& self, const Tensor& other, const Scalar& alpha, Te
   return out.resize_(sum.sizes()).copy_(sum);
 }
 
-Tensor difference(const Tensor& self, const Tensor& other, const Scalar& alpha) { return added(self, other, -alpha); }
-Tensor& subtract(Tensor& self, const Tensor& other, const Scalar& alpha) { return add_to(self, other, -alpha); }
-Tensor& difference_out(const Tensor& self, const Tensor& other, const Scalar& alpha, Tensor& out) {
+static Tensor difference(const Tensor& self, const Tensor& other, const Scalar& alpha) {
+  return added(self, other, -alpha);
+}
+static Tensor& subtract(Tensor& self, const Tensor& other, const Scalar& alpha) { return add_to(self, other, -alpha); }
+static Tensor& difference_out(const Tensor& self, const Tensor& other, const Scalar& alpha, Tensor& out) {
   return sum_out(self, other, -alpha, out);
 }
 
@@ -193,12 +196,12 @@ Tensor multiplied(const Tensor& self, const Tensor& other) {
   return make_coo(sparse, sparse._indices().clone(), sparse._values().mul(factors).to(type), sparse.is_coalesced());
 }
 
-Tensor& multiply(Tensor& self, const Tensor& other) {
+static Tensor& multiply(Tensor& self, const Tensor& other) {
   const Tensor product = multiplied(self, other);
   return self.is_sparse() ? assign_contents(self, product) : self.copy_(product.to_dense());
 }
 
-Tensor& multiplied_out(const Tensor& self, const Tensor& other, Tensor& out) {
+static Tensor& multiplied_out(const Tensor& self, const Tensor& other, Tensor& out) {
   TORCH_CHECK(out.is_sparse(), "mul(): the result of a sparse operand is sparse, and 'out' is not");
   return assign_contents(out, multiplied(self, other));
 }
@@ -230,7 +233,8 @@ Tensor mask(const Tensor& self, const Tensor& mask) {
   return make_coo(mask, indices.clone(), values.clone(at::MemoryFormat::Contiguous), mask.is_coalesced());
 }
 
-Tensor project(const Tensor& self, const Tensor& onto, bool) { return mask(self, onto); }
+// _sparse_mask_projection: the same as mask(), for both values of `accumulate_matches`.
+static Tensor project(const Tensor& self, const Tensor& onto, bool) { return mask(self, onto); }
 
 std::pair<Tensor, Tensor> join(const Tensor& wanted, const Tensor& keys) {
   const auto [sorted, order] = at::sort(keys, /*stable=*/true, 0, false);
@@ -242,7 +246,8 @@ std::pair<Tensor, Tensor> join(const Tensor& wanted, const Tensor& keys) {
   return {which, order.index_select(0, at)};
 }
 
-Tensor select_index(const Tensor& self, int64_t dim, const Tensor& index) {
+// index_select. Raises an IndexError if `index` is out of range along a sparse dim.
+static Tensor select_index(const Tensor& self, int64_t dim, const Tensor& index) {
   dim = at::maybe_wrap_dim(dim, self.dim());
   TORCH_CHECK_INDEX(index.dim() == 1, "index_select(): Index is supposed to be a vector");
   std::vector<int64_t> sizes = self.sizes().vec();
@@ -267,7 +272,8 @@ Tensor select_index(const Tensor& self, int64_t dim, const Tensor& index) {
   return make(indices, self._values().index_select(0, at), dim == 0 && self.is_coalesced());
 }
 
-Tensor sum_backward(const Tensor& grad, const Tensor& self, IntArrayRef dims) {
+// The gradient of a sum over `dims`: each element gets the gradient of the element that it was added to.
+static Tensor sum_backward(const Tensor& grad, const Tensor& self, IntArrayRef dims) {
   std::vector<bool> gone(self.dim());
   for (const int64_t dim : dims) gone[at::maybe_wrap_dim(dim, self.dim())] = true;
   const Tensor indices = self._indices();
@@ -286,6 +292,23 @@ Tensor sum_backward(const Tensor& grad, const Tensor& self, IntArrayRef dims) {
     if (gone[self.sparse_dim() + d]) values = values.unsqueeze(1 + d);
   }
   return make_coo(self, indices.clone(), values.expand(self._values().sizes()).contiguous(), self.is_coalesced());
+}
+
+TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, library) {
+  library.impl("_coalesce", &coalesce);
+  library.impl("add.Tensor", &added);
+  library.impl("add_.Tensor", &add_to);
+  library.impl("add.out", &sum_out);
+  library.impl("sub.Tensor", &difference);
+  library.impl("sub_.Tensor", &subtract);
+  library.impl("sub.out", &difference_out);
+  library.impl("mul.Tensor", &multiplied);
+  library.impl("mul_.Tensor", &multiply);
+  library.impl("mul.out", &multiplied_out);
+  library.impl("sparse_mask", &mask);
+  library.impl("_sparse_mask_projection", &project);
+  library.impl("index_select", &select_index);
+  library.impl("_sparse_sum_backward", &sum_backward);
 }
 
 }  // namespace torch_remote::frontend::sparse

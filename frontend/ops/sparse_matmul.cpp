@@ -16,7 +16,10 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/util/string_view.h>
+#include <torch/library.h>
 
+#include <array>
 #include <limits>
 #include <tuple>
 #include <utility>
@@ -45,8 +48,10 @@ static Lines lines_of(const Tensor& self, int64_t dim) {
   return {inverse, found.size(0)};
 }
 
+// Softmax over the elements that a COO tensor has, or log softmax. `half_to_float` has no effect, nor has the last
+// parameter of the backward function.
 template <bool log>
-Tensor softmax(const Tensor& given, int64_t dim, bool) {
+static Tensor softmax(const Tensor& given, int64_t dim, bool) {
   const Tensor self = coalesce(given);
   dim = at::maybe_wrap_dim(dim, self.dim());
   const Tensor values = self._values();
@@ -67,7 +72,7 @@ Tensor softmax(const Tensor& given, int64_t dim, bool) {
 }
 
 template <bool log>
-Tensor softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim, const Tensor&) {
+static Tensor softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim, const Tensor&) {
   dim = at::maybe_wrap_dim(dim, output.dim());
   const Tensor given = mask(grad, output)._values(), values = output._values();
   if (dim >= output.sparse_dim()) {
@@ -83,11 +88,6 @@ Tensor softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim, c
   return make_coo(output, output._indices().clone(),
                   log ? given.sub(values.exp().mul(sum)) : values.mul(given.sub(sum)), true);
 }
-
-template Tensor softmax<false>(const Tensor& given, int64_t dim, bool);
-template Tensor softmax<true>(const Tensor& given, int64_t dim, bool);
-template Tensor softmax_backward<false>(const Tensor& grad, const Tensor& output, int64_t dim, const Tensor&);
-template Tensor softmax_backward<true>(const Tensor& grad, const Tensor& output, int64_t dim, const Tensor&);
 
 // -- matmuls ----------------------------------------------------------------------------------------------------------
 
@@ -127,8 +127,9 @@ Tensor sparse_addmm(const Tensor& self, const Tensor& mat1, const Tensor& mat2, 
   return scaled_sum(self, first ? times(mat1, mat2).squeeze(0) : times(mat2.t(), mat1.t()).squeeze(0).t(), beta, alpha);
 }
 
-Tensor sparse_baddbmm(const Tensor& self, const Tensor& batch1, const Tensor& batch2, const Scalar& beta,
-                      const Scalar& alpha) {
+// The same as sparse_addmm(), for batches of matrices.
+static Tensor sparse_baddbmm(const Tensor& self, const Tensor& batch1, const Tensor& batch2, const Scalar& beta,
+                             const Scalar& alpha) {
   const bool first = batch1.layout() != at::kStrided;
   TORCH_CHECK(first != (batch2.layout() != at::kStrided), "remote: bmm of the layouts ", batch1.layout(), " and ",
               batch2.layout(), " is not supported; exactly one of them may be sparse");
@@ -143,29 +144,30 @@ Tensor sparse_baddbmm(const Tensor& self, const Tensor& batch1, const Tensor& ba
       alpha);
 }
 
-Tensor sparse_bmm(const Tensor& self, const Tensor& other) { return sparse_baddbmm(self, self, other, 0, 1); }
+static Tensor sparse_bmm(const Tensor& self, const Tensor& other) { return sparse_baddbmm(self, self, other, 0, 1); }
 
-Tensor& sparse_addmm_out(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
-                         const Scalar& alpha, Tensor& out) {
+static Tensor& sparse_addmm_out(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
+                                const Scalar& alpha, Tensor& out) {
   const Tensor result = sparse_addmm(self, mat1, mat2, beta, alpha);
   check_same_dtype(result, out);
   return out.resize_(result.sizes()).copy_(result);
 }
 
-Tensor& sparse_addmm_in_place(Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
-                              const Scalar& alpha) {
+static Tensor& sparse_addmm_in_place(Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
+                                     const Scalar& alpha) {
   return self.copy_(sparse_addmm(self, mat1, mat2, beta, alpha));
 }
 
-Tensor matrix_vector(const Tensor& self, const Tensor& vector) {
+// The matmul of a sparse matrix and a vector.
+static Tensor matrix_vector(const Tensor& self, const Tensor& vector) {
   TORCH_CHECK(self.dim() == 2 && vector.dim() == 1 && self.size(1) == vector.size(0), "size mismatch, got input (",
               self.sizes(), "), vec (", vector.sizes(), ")");
   const Tensor column = vector.unsqueeze(1);
   return sparse_addmm(column, self, column, 0, 1).squeeze(1);
 }
 
-Tensor& sparse_addmv_out(const Tensor& self, const Tensor& matrix, const Tensor& vector, const Scalar& beta,
-                         const Scalar& alpha, Tensor& out) {
+static Tensor& sparse_addmv_out(const Tensor& self, const Tensor& matrix, const Tensor& vector, const Scalar& beta,
+                                const Scalar& alpha, Tensor& out) {
   const Tensor product = matrix_vector(matrix, vector).mul(alpha);
   const Tensor result = beta.equal(0) ? product : self.mul(beta).add(product);
   return out.resize_(result.sizes()).copy_(result);
@@ -191,7 +193,8 @@ static std::pair<Tensor, Tensor> filled_rows(const Tensor& mat1, const Tensor& m
   return {rows, sum_rows_by_index(terms, which, rows.size(0))};
 }
 
-Tensor sparse_hspmm(const Tensor& mat1, const Tensor& mat2) {
+// A sparse matrix times a strided one (hspmm). The result has only the rows that have elements, each as a dense row.
+static Tensor sparse_hspmm(const Tensor& mat1, const Tensor& mat2) {
   TORCH_CHECK(mat1.is_sparse() && mat1.sparse_dim() == 2, "hspmm: Argument #2: matrix expected, got ",
               mat1.sparse_dim(), "D tensor");
   TORCH_CHECK(mat2.layout() == at::kStrided && mat2.dim() == 2, "hspmm: Argument #3: matrix expected, got ", mat2.dim(),
@@ -203,8 +206,9 @@ Tensor sparse_hspmm(const Tensor& mat1, const Tensor& mat2) {
                                                       values.options().layout(at::kSparse), false);
 }
 
-Tensor& sparse_sspaddmm_out(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
-                            const Scalar& alpha, Tensor& out) {
+// beta * self + alpha * (mat1 @ mat2) as a sparse tensor (sspaddmm).
+static Tensor& sparse_sspaddmm_out(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
+                                   const Scalar& alpha, Tensor& out) {
   TORCH_CHECK(self.is_sparse() && mat1.is_sparse() && mat2.layout() == at::kStrided,
               "remote: sspaddmm needs two sparse matrices (COO) and a strided one");
   TORCH_CHECK(mat1.sparse_dim() == 2, "sspaddmm: Argument #2: matrix expected, got ", mat1.sparse_dim(), "D tensor");
@@ -228,8 +232,9 @@ Tensor& sparse_sspaddmm_out(const Tensor& self, const Tensor& mat1, const Tensor
                at::cat({self._values().mul(beta), values.mul(alpha).reshape({-1})}), self.options(), false));
 }
 
-Tensor sampled_addmm(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
-                     const Scalar& alpha) {
+// beta * self + alpha * (mat1 @ mat2), at the elements of `self`.
+static Tensor sampled_addmm(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
+                            const Scalar& alpha) {
   TORCH_CHECK(self.layout() == at::kSparseCsr, "sampled_addmm: Expected result to have sparse csr layout, but got ",
               self.layout());
   TORCH_CHECK(mat1.layout() == at::kStrided && mat2.layout() == at::kStrided,
@@ -266,7 +271,11 @@ static Tensor counts_of(const Tensor& self) {
   return ends.slice(0, 1).sub(ends.slice(0, 0, -1)).clamp_min(1).unsqueeze(1);
 }
 
-std::tuple<Tensor, Tensor> mm_reduce(const Tensor& self, const Tensor& other, c10::string_view reduce) {
+// The matmul of a CSR matrix and a strided one, where `reduce` takes the place of addition: sum, mean, maximum or
+// minimum. The second result is for the backward pass. For a maximum or minimum it has the size of the first result. It
+// then has the number of the element of `self` that each result comes from, or nnz if the row of `self` has no
+// elements. For other reductions, and if no operand requires gradients, it is empty.
+static std::tuple<Tensor, Tensor> mm_reduce(const Tensor& self, const Tensor& other, c10::string_view reduce) {
   TORCH_CHECK(self.layout() == at::kSparseCsr, "sparse_mm_reduce: expect self to be SparseCsr, got ", self.layout());
   TORCH_CHECK(other.layout() == at::kStrided, "sparse_mm_reduce: expect other to be Strided, got ", other.layout());
   const ReductionType kind = at::native::get_reduction_enum(reduce);
@@ -294,8 +303,10 @@ std::tuple<Tensor, Tensor> mm_reduce(const Tensor& self, const Tensor& other, c1
   return {found, from};
 }
 
-std::tuple<Tensor, Tensor> mm_reduce_backward(const Tensor& self, const Tensor& grad, const Tensor& other,
-                                              c10::string_view reduce, const Tensor& from, std::array<bool, 2> wanted) {
+// The gradients of `self` and `other`; undefined where `wanted` is false. `from` is the second result of mm_reduce().
+static std::tuple<Tensor, Tensor> mm_reduce_backward(const Tensor& self, const Tensor& grad, const Tensor& other,
+                                                     c10::string_view reduce, const Tensor& from,
+                                                     std::array<bool, 2> wanted) {
   const SparseElements of = elements_of(self);
   const Tensor values = of.values.view({-1});
   Tensor of_self, of_other;
@@ -319,6 +330,34 @@ std::tuple<Tensor, Tensor> mm_reduce_backward(const Tensor& self, const Tensor& 
     of_other = at::zeros_like(other).scatter_add_(0, column, terms);
   }
   return {of_self, of_other};
+}
+
+static void register_matmuls(torch::Library& library) {
+  library.impl("addmm", &sparse_addmm);
+  library.impl("addmm.out", &sparse_addmm_out);
+  library.impl("mv", &matrix_vector);
+  library.impl("addmv.out", &sparse_addmv_out);
+  library.impl("bmm", &sparse_bmm);
+  library.impl("baddbmm", &sparse_baddbmm);
+}
+
+TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, library) {
+  register_matmuls(library);
+  library.impl("addmm_", &sparse_addmm_in_place);
+  library.impl("_sparse_sparse_matmul", &sparse_sparse_mm);
+  library.impl("hspmm", &sparse_hspmm);
+  library.impl("sspaddmm.out", &sparse_sspaddmm_out);
+  library.impl("_sparse_softmax", &softmax<false>);
+  library.impl("_sparse_log_softmax", &softmax<true>);
+  library.impl("_sparse_softmax_backward_data", &softmax_backward<false>);
+  library.impl("_sparse_log_softmax_backward_data", &softmax_backward<true>);
+}
+
+TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, library) {
+  register_matmuls(library);
+  library.impl("sparse_sampled_addmm", &sampled_addmm);
+  library.impl("_sparse_mm_reduce_impl", &mm_reduce);
+  library.impl("_sparse_mm_reduce_impl_backward", &mm_reduce_backward);
 }
 
 }  // namespace torch_remote::frontend::sparse
