@@ -33,8 +33,7 @@ class Ops {
   MlirValue constant(const Value& value, mlir::Type type);  // of the value's type, or of a vector of it
   // A value that depends only on values of this list at the same point: kConvert, kBits, kFma, kLdexp, kScalarOp. `get`
   // returns these values.
-  MlirValue computed(const std::vector<Value>& values, const Value& value,
-                     llvm::function_ref<MlirValue(uint32_t)> get);
+  MlirValue computed(const std::vector<Value>& values, const Value& value, llvm::function_ref<MlirValue(uint32_t)> get);
   // `op` must be one that expand_functions() does not replace. `dtype` is that of the operands; for `where`, of the
   // second one.
   MlirValue scalar_op(ir::ScalarOp op, ir::DType dtype, MlirValue x, MlirValue y, MlirValue z);

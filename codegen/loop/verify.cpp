@@ -89,8 +89,7 @@ class Verifier {
   bool definition(const Value& value) {
     switch (value.kind) {
       case Kind::kConstant:
-        return accepts(OperandTypes::kFloats, value.type) ||
-               wrapped(value.type, value.integer) == value.integer ||
+        return accepts(OperandTypes::kFloats, value.type) || wrapped(value.type, value.integer) == value.integer ||
                fail("its number does not fit " + named(value.type));
       case Kind::kScalar:
         return (value.a < kernel_.scalars.size() || fail("is a scalar that is not declared")) &&
