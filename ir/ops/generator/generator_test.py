@@ -395,6 +395,24 @@ sum = { cuda = { real = "reduce.sum", complex = "complex.sum" }, doc = "." }
         assert message in str(caught.value)
 
 
+def test_a_cuda_plan_can_have_an_argument(tmp_path):
+    entries = """[op]
+mul = { cuda = { complex = "complex.binary(ComplexOp::kMultiply)" }, doc = "." }
+sum = { cuda = "reduce.parts(ir::ops::aten_sum)", doc = "." }
+"""
+    path = kernels_outside(tmp_path, 'sort = { cuda = "sort.sort" }', "aten::sort")
+    lines = op_kernels.cuda_plans(path, list(table(tmp_path, entries).values())).splitlines()
+    for line in (
+        '#include "ir/ops/op_table_generated.h"',
+        '#include "worker/targets/cuda/kernels/complex_arguments.h"',
+        "Status binary(OpNode& node, PlanBuilder& plan, ComplexOp);",
+        "Status parts(OpNode& node, PlanBuilder& plan, ir::Opcode);",
+        '    {"complex.binary(ComplexOp::kMultiply)", plan_with<complex_plans::binary, ComplexOp::kMultiply>, true},',
+        '    {"reduce.parts(ir::ops::aten_sum)", plan_with<reduce_plans::parts, ir::ops::aten_sum>, false},',
+    ):
+        assert line in lines
+
+
 def test_the_aten_plugin_gets_kernels_hazards_and_casts(tmp_path):
     lists = kernels_outside(tmp_path, 'rand = { aten = "random.rand" }', "aten::rand")
     entries = """[op]

@@ -13,8 +13,12 @@ SCALAR_TYPES = {
 }  # fmt: skip
 
 
-def _check_function(name: object):
-    if not isinstance(name, str) or not re.fullmatch(r"[a-z]\w*\.[a-z]\w*", name):
+_FUNCTION = r"[a-z]\w*\.[a-z]\w*"
+_PLAN = rf"{_FUNCTION}(\([A-Za-z]\w*(::\w+)+\))?"  # with an enumerator or an opcode as argument
+
+
+def _check_function(name: object, form: str = _FUNCTION):
+    if not isinstance(name, str) or not re.fullmatch(form, name):
         raise ValueError(f"{name!r} is not a function; write 'file.function'")
 
 
@@ -29,7 +33,7 @@ def cuda_plans(value: object) -> tuple[str, str]:
     if not plans or plans.keys() - set(_DTYPES) or ("any" in plans and len(plans) > 1):
         raise ValueError(f"cuda names plans for {sorted(plans)}; use 'any' alone, or 'real' and 'complex'")
     for plan in plans.values():
-        _check_function(plan)
+        _check_function(plan, _PLAN)
     return tuple(plans.get(dtypes, plans.get("any", "")) for dtypes in ("real", "complex"))
 
 

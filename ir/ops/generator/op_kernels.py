@@ -50,6 +50,36 @@ def _declarations(functions: Iterable[str], suffix: str, form: str) -> str:
     )
 
 
+def _plan(name: str) -> tuple[str, str, str]:
+    """The function of a plan, its argument, and the argument's type, of "image.resample(Resample::kLinear)"."""
+    function, _, argument = name.removesuffix(")").partition("(")
+    scope = argument.rpartition("::")[0]
+    return function, argument, "ir::Opcode" if scope == "ir::ops" else scope
+
+
+def _plan_declaration(name: str) -> str:
+    function, _, type_ = _plan(name)
+    return f"{function}(OpNode& node, PlanBuilder& plan{type_ and ', ' + type_})"
+
+
+def _plan_pointer(name: str) -> str:
+    function, argument, _ = _plan(name)
+    pointer = _function(function, "plans")
+    return f"plan_with<{pointer}, {argument}>" if argument else pointer
+
+
+def _plan_headers(plans: Iterable[str]) -> list[str]:
+    """Includes of what the plans' list needs. Enumerators are those of the kernels' arguments."""
+    headers = {"worker/targets/cuda/ops/plan/named_plan.h"}
+    for function, _, type_ in map(_plan, plans):
+        file, _, _ = function.partition(".")
+        if type_ == "ir::Opcode":
+            headers.add("ir/ops/op_table_generated.h")
+        elif type_:
+            headers.add(f"worker/targets/cuda/kernels/{file}_arguments.h")
+    return [f'#include "{header}"' for header in sorted(headers)]
+
+
 def cuda_plans(path: Path, ops: list[Op]) -> str:
     """The header of worker/targets/cuda/ops that declares plans, and lists the ops that have one."""
     inside = {opcode: op.cuda for opcode, op in enumerate(ops) if any(op.cuda)}
@@ -65,18 +95,18 @@ def cuda_plans(path: Path, ops: list[Op]) -> str:
     rows = [f"    {{{opcode}, {pointers(named)}}},  // {ops[opcode].name}" for opcode, named in inside.items()]
     names = [f"    {{{json.dumps(name)}, {pointers(named)}}}," for name, named in outside.items()]
     listed = [
-        f"    {{{json.dumps(name)}, {_function(name, 'plans')}, {str(takes_complex).lower()}}},"
+        f"    {{{json.dumps(name)}, {_plan_pointer(name)}, {str(takes_complex).lower()}}},"
         for name, takes_complex in plans
     ]
     newline = "\n"
     return f"""// {_NOTE}
 #pragma once
 
-#include "worker/targets/cuda/ops/plan/named_plan.h"
+{newline.join(_plan_headers(name for name, _ in plans))}
 
 namespace torch_remote::worker::cuda {{
 
-{_declarations((name for name, _ in plans), "plans", "Status {}(OpNode& node, PlanBuilder& plan);")}
+{_declarations((_plan_declaration(name) for name, _ in plans), "plans", "Status {};")}
 
 inline constexpr NamedPlan kPlans[] = {{
 {newline.join(listed)}

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "ir/ops/op_table_generated.h"
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/kernels/complex_arguments.h"
 #include "worker/targets/cuda/ops/op_lowered.h"
@@ -140,24 +139,6 @@ Status add(OpNode& node, PlanBuilder& plan, const Names& names, double sign) {
   return compute(node, plan, ComplexOp::kAdd, names, {sign * alpha.real, sign * alpha.imaginary});
 }
 
-Status add_pair(OpNode& node, PlanBuilder& plan, ComplexOp what) {
-  Number times{1, 0};
-  if (node.has("value") && !number_of(node, "value", &times)) return unsupported("times a tensor");
-  return compute(node, plan, what, {.b = "tensor1", .c = "tensor2"}, times);
-}
-
-Status backward(OpNode& node, PlanBuilder& plan, ComplexOp what) {
-  return compute(node, plan, what, {.a = "grad_output", .b = "output"});
-}
-
-// Logical ops on truth values, which say whether elements are not 0.
-Status logical(OpNode& node, PlanBuilder& plan, ir::Opcode opcode) {
-  const auto self = node.tensor("self"), other = node.tensor("other"), to = node.result(0);
-  if (!self || !other || !to) return unsupported("of a number of the CPU");
-  return plan_op(plan, opcode, {plan.packed_tensor(*self, DType::kBool), plan.packed_tensor(*other, DType::kBool)},
-                 {to});
-}
-
 // Selects `there` where the condition is true, and `elsewhere` where it is false.
 Status choose(OpNode& node, PlanBuilder& plan, std::string_view condition, std::string_view there,
               std::string_view elsewhere) {
@@ -196,75 +177,28 @@ Status product_along(OpNode& node, PlanBuilder& plan, const char* kernel, const 
 
 }  // namespace
 
-Status complex_plans::is_infinite(OpNode& node, PlanBuilder& plan) {
-  return compute(node, plan, ComplexOp::kIsInfinite);
-}
-Status complex_plans::logical_not(OpNode& node, PlanBuilder& plan) { return compute(node, plan, ComplexOp::kEqual); }
-Status complex_plans::negative(OpNode& node, PlanBuilder& plan) { return compute(node, plan, ComplexOp::kNegative); }
-Status complex_plans::conjugate(OpNode& node, PlanBuilder& plan) { return compute(node, plan, ComplexOp::kConjugate); }
-Status complex_plans::reciprocal(OpNode& node, PlanBuilder& plan) {
-  return compute(node, plan, ComplexOp::kReciprocal);
-}
-Status complex_plans::square(OpNode& node, PlanBuilder& plan) { return compute(node, plan, ComplexOp::kSquare); }
-Status complex_plans::square_root(OpNode& node, PlanBuilder& plan) {
-  return compute(node, plan, ComplexOp::kSquareRoot);
-}
-Status complex_plans::exp(OpNode& node, PlanBuilder& plan) { return compute(node, plan, ComplexOp::kExp); }
-Status complex_plans::log(OpNode& node, PlanBuilder& plan) { return compute(node, plan, ComplexOp::kLog); }
-Status complex_plans::sine(OpNode& node, PlanBuilder& plan) { return compute(node, plan, ComplexOp::kSine); }
-Status complex_plans::cosine(OpNode& node, PlanBuilder& plan) { return compute(node, plan, ComplexOp::kCosine); }
-Status complex_plans::tangent(OpNode& node, PlanBuilder& plan) { return compute(node, plan, ComplexOp::kTangent); }
-Status complex_plans::sinh(OpNode& node, PlanBuilder& plan) { return compute(node, plan, ComplexOp::kSinh); }
-Status complex_plans::cosh(OpNode& node, PlanBuilder& plan) { return compute(node, plan, ComplexOp::kCosh); }
-Status complex_plans::tanh(OpNode& node, PlanBuilder& plan) { return compute(node, plan, ComplexOp::kTanh); }
-Status complex_plans::asin(OpNode& node, PlanBuilder& plan) { return compute(node, plan, ComplexOp::kAsin); }
-Status complex_plans::acos(OpNode& node, PlanBuilder& plan) { return compute(node, plan, ComplexOp::kAcos); }
-Status complex_plans::atan(OpNode& node, PlanBuilder& plan) { return compute(node, plan, ComplexOp::kAtan); }
-Status complex_plans::asinh(OpNode& node, PlanBuilder& plan) { return compute(node, plan, ComplexOp::kAsinh); }
-Status complex_plans::acosh(OpNode& node, PlanBuilder& plan) { return compute(node, plan, ComplexOp::kAcosh); }
-Status complex_plans::atanh(OpNode& node, PlanBuilder& plan) { return compute(node, plan, ComplexOp::kAtanh); }
-Status complex_plans::exp2(OpNode& node, PlanBuilder& plan) { return compute(node, plan, ComplexOp::kExp2); }
-Status complex_plans::expm1(OpNode& node, PlanBuilder& plan) { return compute(node, plan, ComplexOp::kExpm1); }
-Status complex_plans::log2(OpNode& node, PlanBuilder& plan) { return compute(node, plan, ComplexOp::kLog2); }
-Status complex_plans::log10(OpNode& node, PlanBuilder& plan) { return compute(node, plan, ComplexOp::kLog10); }
-Status complex_plans::log1p(OpNode& node, PlanBuilder& plan) { return compute(node, plan, ComplexOp::kLog1p); }
-Status complex_plans::reciprocal_root(OpNode& node, PlanBuilder& plan) {
-  return compute(node, plan, ComplexOp::kReciprocalRoot);
-}
-Status complex_plans::sigmoid(OpNode& node, PlanBuilder& plan) { return compute(node, plan, ComplexOp::kSigmoid); }
-Status complex_plans::silu(OpNode& node, PlanBuilder& plan) { return compute(node, plan, ComplexOp::kSilu); }
-Status complex_plans::sinc(OpNode& node, PlanBuilder& plan) { return compute(node, plan, ComplexOp::kSinc); }
-Status complex_plans::sign(OpNode& node, PlanBuilder& plan) { return compute(node, plan, ComplexOp::kSign); }
-Status complex_plans::abs(OpNode& node, PlanBuilder& plan) { return compute(node, plan, ComplexOp::kAbs); }
-Status complex_plans::angle(OpNode& node, PlanBuilder& plan) { return compute(node, plan, ComplexOp::kAngle); }
+Status complex_plans::unary(OpNode& node, PlanBuilder& plan, ComplexOp what) { return compute(node, plan, what); }
 
-Status complex_plans::multiply(OpNode& node, PlanBuilder& plan) {
-  return compute(node, plan, ComplexOp::kMultiply, {.b = "other"});
+Status complex_plans::binary(OpNode& node, PlanBuilder& plan, ComplexOp what) {
+  return compute(node, plan, what, {.b = "other"});
 }
-Status complex_plans::equal(OpNode& node, PlanBuilder& plan) {
-  return compute(node, plan, ComplexOp::kEqual, {.b = "other"});
+
+Status complex_plans::backward(OpNode& node, PlanBuilder& plan, ComplexOp what) {
+  return compute(node, plan, what, {.a = "grad_output", .b = "output"});
 }
-Status complex_plans::not_equal(OpNode& node, PlanBuilder& plan) {
-  return compute(node, plan, ComplexOp::kNotEqual, {.b = "other"});
+
+Status complex_plans::add_pair(OpNode& node, PlanBuilder& plan, ComplexOp what) {
+  Number times{1, 0};
+  if (node.has("value") && !number_of(node, "value", &times)) return unsupported("times a tensor");
+  return compute(node, plan, what, {.b = "tensor1", .c = "tensor2"}, times);
 }
+
 Status complex_plans::sum_of_both(OpNode& node, PlanBuilder& plan) { return add(node, plan, {.b = "other"}, 1); }
 Status complex_plans::difference(OpNode& node, PlanBuilder& plan) { return add(node, plan, {.b = "other"}, -1); }
 Status complex_plans::difference_from(OpNode& node, PlanBuilder& plan) {
   return add(node, plan, {.a = "other", .b = "self"}, -1);
 }
 
-Status complex_plans::add_product(OpNode& node, PlanBuilder& plan) {
-  return add_pair(node, plan, ComplexOp::kAddProduct);
-}
-Status complex_plans::add_quotient(OpNode& node, PlanBuilder& plan) {
-  return add_pair(node, plan, ComplexOp::kAddQuotient);
-}
-Status complex_plans::tanh_backward(OpNode& node, PlanBuilder& plan) {
-  return backward(node, plan, ComplexOp::kTanhBackward);
-}
-Status complex_plans::sigmoid_backward(OpNode& node, PlanBuilder& plan) {
-  return backward(node, plan, ComplexOp::kSigmoidBackward);
-}
 Status complex_plans::lerp(OpNode& node, PlanBuilder& plan) {
   return compute(node, plan, ComplexOp::kLerp, {.b = "end", .c = "weight"});
 }
@@ -286,14 +220,12 @@ Status complex_plans::is_nan(OpNode& node, PlanBuilder& plan) {
   return compute(node, plan, ComplexOp::kNotEqual, {.b = "self"});
 }
 
-Status complex_plans::logical_and(OpNode& node, PlanBuilder& plan) {
-  return logical(node, plan, ir::ops::aten_logical_and);
-}
-Status complex_plans::logical_or(OpNode& node, PlanBuilder& plan) {
-  return logical(node, plan, ir::ops::aten_logical_or);
-}
-Status complex_plans::logical_xor(OpNode& node, PlanBuilder& plan) {
-  return logical(node, plan, ir::ops::aten_logical_xor);
+// Logical ops on truth values, which say whether elements are not 0.
+Status complex_plans::logical(OpNode& node, PlanBuilder& plan) {
+  const auto self = node.tensor("self"), other = node.tensor("other"), to = node.result(0);
+  if (!self || !other || !to) return unsupported("of a number of the CPU");
+  return plan_op(plan, ir::op_desc(node.ir_node().opcode).functional,
+                 {plan.packed_tensor(*self, DType::kBool), plan.packed_tensor(*other, DType::kBool)}, {to});
 }
 
 // Makes complex numbers from absolute values and angles, or from parts.

@@ -102,33 +102,8 @@ std::pair<int64_t, int64_t> slice_of(OpNode& node, int64_t size, int64_t step) {
   return {begin, end == begin ? 0 : (end - begin - 1) / step + 1};
 }
 
-// Copies `self`, or zeros, and replaces a part with `source`.
-Status replace(OpNode& node, PlanBuilder& plan, std::string_view source, bool slices) {
-  const std::optional<OpTensor> from = node.tensor(source), self = node.tensor("self");
-  const std::optional<OpTensor> to = packed_result(node, plan);
-  if (!from || !to || to->sizes.empty()) return unsupported("without a result");
-  const size_t dim = node.dim(node.integer("dim"), to->sizes.size());
-  if (from->sizes.size() + (slices ? 0 : 1) != to->sizes.size()) return unsupported("of other dims");
-  if (self) {
-    plan.copy(*self, *to);
-  } else {
-    plan.zero(to->location, to->nbytes());
-  }
-  const int64_t size = to->sizes[dim];
-  if (slices) {
-    const int64_t step = node.integer("step", 1);
-    if (step < 1) return unsupported("with such a step");
-    const auto [begin, count] = slice_of(node, size, step);
-    plan.copy(*from, slice(*to, dim, begin, count, step));
-    return {};
-  }
-  const int64_t index = node.integer("index");
-  OpTensor one = *from;
-  one.sizes.insert(one.sizes.begin() + static_cast<std::ptrdiff_t>(dim), 1);
-  one.strides.insert(one.strides.begin() + static_cast<std::ptrdiff_t>(dim), 0);
-  plan.copy(one, slice(*to, dim, index < 0 ? index + size : index, 1));
-  return {};
-}
+// The tensor that replaces a part of `self`, or of zeros.
+std::optional<OpTensor> replacement_of(OpNode& node) { return node.tensor(node.has("src") ? "src" : "grad_output"); }
 
 // Rolls dims one after the other: along each dim, two pieces swap places.
 void roll_dims(PlanBuilder& plan, const OpTensor& from, const OpTensor& to,
@@ -204,21 +179,6 @@ void clear(PlanBuilder& plan, const OpTensor& to) {
 }
 
 uint64_t one_of(DType dtype) { return ir::is_float(dtype) ? float_bits(1, dtype) : 1; }
-
-// Copies `self`, or zeros, and replaces a diagonal with `source`.
-Status replace_diagonal(OpNode& node, PlanBuilder& plan, std::string_view source) {
-  const std::optional<OpTensor> from = node.tensor(source), self = node.tensor("self");
-  const std::optional<OpTensor> to = packed_result(node, plan);
-  if (!from || !to || to->sizes.size() < 2) return unsupported("without a result");
-  if (self) {
-    plan.copy(*self, *to);
-  } else {
-    plan.zero(to->location, to->nbytes());
-  }
-  const OpTensor matrices = with_matrices(node, *to, node.integer("dim1", 0), node.integer("dim2", 1));
-  plan.copy(*from, diagonal_of(matrices, node.integer("offset")));
-  return {};
-}
 
 // Row and column indices of a triangle's elements, row by row.
 Status triangle_indices(OpNode& node, PlanBuilder& plan, bool upper) {
@@ -302,12 +262,34 @@ Status fill_plans::stack(OpNode& node, PlanBuilder& plan) {
   return {};
 }
 
-Status fill_plans::slice_backward(OpNode& node, PlanBuilder& plan) { return replace(node, plan, "grad_output", true); }
-Status fill_plans::select_backward(OpNode& node, PlanBuilder& plan) {
-  return replace(node, plan, "grad_output", false);
+// Copies `self`, or zeros, and replaces a slice, or the elements at one index of a dim.
+Status fill_plans::replace(OpNode& node, PlanBuilder& plan) {
+  const std::optional<OpTensor> from = replacement_of(node), self = node.tensor("self");
+  const bool slices = !node.has("index");
+  const std::optional<OpTensor> to = packed_result(node, plan);
+  if (!from || !to || to->sizes.empty()) return unsupported("without a result");
+  const size_t dim = node.dim(node.integer("dim"), to->sizes.size());
+  if (from->sizes.size() + (slices ? 0 : 1) != to->sizes.size()) return unsupported("of other dims");
+  if (self) {
+    plan.copy(*self, *to);
+  } else {
+    plan.zero(to->location, to->nbytes());
+  }
+  const int64_t size = to->sizes[dim];
+  if (slices) {
+    const int64_t step = node.integer("step", 1);
+    if (step < 1) return unsupported("with such a step");
+    const auto [begin, count] = slice_of(node, size, step);
+    plan.copy(*from, slice(*to, dim, begin, count, step));
+    return {};
+  }
+  const int64_t index = node.integer("index");
+  OpTensor one = *from;
+  one.sizes.insert(one.sizes.begin() + static_cast<std::ptrdiff_t>(dim), 1);
+  one.strides.insert(one.strides.begin() + static_cast<std::ptrdiff_t>(dim), 0);
+  plan.copy(one, slice(*to, dim, index < 0 ? index + size : index, 1));
+  return {};
 }
-Status fill_plans::slice_scatter(OpNode& node, PlanBuilder& plan) { return replace(node, plan, "src", true); }
-Status fill_plans::select_scatter(OpNode& node, PlanBuilder& plan) { return replace(node, plan, "src", false); }
 
 Status fill_plans::pad(OpNode& node, PlanBuilder& plan) {
   const std::optional<OpTensor> self = node.tensor("self"), to = packed_result(node, plan);
@@ -446,9 +428,19 @@ Status fill_plans::embed_diagonal(OpNode& node, PlanBuilder& plan) {
   return {};
 }
 
-Status fill_plans::scatter_diagonal(OpNode& node, PlanBuilder& plan) { return replace_diagonal(node, plan, "src"); }
-Status fill_plans::diagonal_backward(OpNode& node, PlanBuilder& plan) {
-  return replace_diagonal(node, plan, "grad_output");
+// Copies `self`, or zeros, and replaces a diagonal.
+Status fill_plans::replace_diagonal(OpNode& node, PlanBuilder& plan) {
+  const std::optional<OpTensor> from = replacement_of(node), self = node.tensor("self");
+  const std::optional<OpTensor> to = packed_result(node, plan);
+  if (!from || !to || to->sizes.size() < 2) return unsupported("without a result");
+  if (self) {
+    plan.copy(*self, *to);
+  } else {
+    plan.zero(to->location, to->nbytes());
+  }
+  const OpTensor matrices = with_matrices(node, *to, node.integer("dim1", 0), node.integer("dim2", 1));
+  plan.copy(*from, diagonal_of(matrices, node.integer("offset")));
+  return {};
 }
 
 Status fill_plans::copy_diagonal(OpNode& node, PlanBuilder& plan) {

@@ -69,16 +69,15 @@ bool all_positive(std::span<const i64> numbers) {
 
 // --- pooling ---------------------------------------------------------------------------------------------------------
 
-enum class Pool : uint8_t { kMax, kMean };
-
-Status pool(OpNode& node, PlanBuilder& plan, Pool how, bool adaptive, bool backward) {
+// `most`: maximum pooling, else average pooling.
+Status pool(OpNode& node, PlanBuilder& plan, bool most) {
   const int space = space_of(node);
   const auto self = node.tensor("self"), grad = node.tensor("grad_output");
   const auto result = node.result(0);
+  const bool backward = grad.has_value(), adaptive = !node.has("kernel_size");
   auto positions = backward ? node.tensor("indices") : node.result(1);
   const auto& large = backward ? result : self;
   const auto& small = backward ? grad : result;
-  const bool most = how == Pool::kMax;
   if (!large || !small || (most && backward && !positions)) return unsupported("without operands");
   if (!ir::is_float(small->dtype) || large->dtype != small->dtype) return unsupported("of integers");
   Image of_large, of_small, of_places;
@@ -185,8 +184,10 @@ Status resample_integers(OpNode& node, PlanBuilder& plan, const ResampleArgument
   return {};
 }
 
-Status resample(OpNode& node, PlanBuilder& plan, const ResampleArguments& arguments, bool backward) {
-  const auto given = node.tensor(backward ? "grad_output" : "self"), result = node.result(0);
+// A node with a gradient of the output is a backward pass.
+Status resample_any(OpNode& node, PlanBuilder& plan, const ResampleArguments& arguments) {
+  const auto grad = node.tensor("grad_output"), given = grad ? grad : node.tensor("self"), result = node.result(0);
+  const bool backward = grad.has_value();
   if (!given || !result) return unsupported("without operands");
   if (given->dtype != result->dtype) return unsupported("of two dtypes");
   const OpTensor &in = backward ? *result : *given, &out = backward ? *given : *result;
@@ -206,19 +207,6 @@ Status resample(OpNode& node, PlanBuilder& plan, const ResampleArguments& argume
   return {};
 }
 
-Status resample(OpNode& node, PlanBuilder& plan, Resample how, bool backward) {
-  return resample(node, plan, {.how = how, .align_corners = node.flag("align_corners") ? 1 : 0}, backward);
-}
-
-// Reads pairs of numbers, the last dim first.
-Status pad(OpNode& node, PlanBuilder& plan, Resample how, bool backward) {
-  ResampleArguments arguments{.how = how};
-  const std::vector<int64_t> padding = node.integers("padding");
-  for (size_t i = 0; i + 1 < padding.size() && i / 2 < kSpace; i += 2)
-    arguments.before[kSpace - 1 - i / 2] = padding[i];
-  return resample(node, plan, arguments, backward);
-}
-
 // --- ops that only move elements -------------------------------------------------------------------------------------
 
 // The dims of an image; the last two are space.
@@ -234,32 +222,6 @@ OpTensor as(const OpTensor& tensor, const Dims& dims) {
   made.sizes = dims.sizes;
   made.strides = dims.strides;
   return made;
-}
-
-// Rearranges [channels * factor^2, rows, columns] to [channels, rows * factor, columns * factor], or back.
-Status shuffle_pixels(OpNode& node, PlanBuilder& plan, bool into_space) {
-  const auto self = node.tensor("self"), result = node.result(0);
-  const int64_t factor = node.integer(into_space ? "upscale_factor" : "downscale_factor");
-  if (!self || !result || self->sizes.size() < 3 || factor < 1) return unsupported("of such dims");
-  if (result->sizes.size() != self->sizes.size() || factor >= kMaxNumber) return unsupported("of such dims");
-  const OpTensor &deep = into_space ? *self : *result, &wide = into_space ? *result : *self;
-  const size_t rank = wide.sizes.size(), c = rank - 3;
-  Dims of_deep, of_wide;
-  for (size_t d = 0; d < c; ++d) {
-    of_deep.add(deep.sizes[d], deep.strides[d]);
-    of_wide.add(wide.sizes[d], wide.strides[d]);
-  }
-  of_deep.add(wide.sizes[c], deep.strides[c] * factor * factor);
-  of_wide.add(wide.sizes[c], wide.strides[c]);
-  for (size_t d = 1; d <= 2; ++d) {  // Rows, then columns: first of the deep image, then within a square.
-    of_deep.add(deep.sizes[c + d], deep.strides[c + d]);
-    of_wide.add(deep.sizes[c + d], wide.strides[c + d] * factor);
-    of_deep.add(factor, deep.strides[c] * (d == 1 ? factor : 1));
-    of_wide.add(factor, wide.strides[c + d]);
-  }
-  plan.copy(as(into_space ? deep : wide, into_space ? of_deep : of_wide),
-            as(into_space ? wide : deep, into_space ? of_wide : of_deep));
-  return {};
 }
 
 constexpr size_t kWindowDims = 2;
@@ -318,65 +280,48 @@ Status fold_floats(PlanBuilder& plan, const WindowLists& lists, const OpTensor& 
 
 }  // namespace
 
-Status image_plans::max(OpNode& node, PlanBuilder& plan) { return pool(node, plan, Pool::kMax, false, false); }
-Status image_plans::max_backward(OpNode& node, PlanBuilder& plan) { return pool(node, plan, Pool::kMax, false, true); }
-Status image_plans::adaptive_max(OpNode& node, PlanBuilder& plan) { return pool(node, plan, Pool::kMax, true, false); }
-Status image_plans::adaptive_max_backward(OpNode& node, PlanBuilder& plan) {
-  return pool(node, plan, Pool::kMax, true, true);
-}
-Status image_plans::mean(OpNode& node, PlanBuilder& plan) { return pool(node, plan, Pool::kMean, false, false); }
-Status image_plans::mean_backward(OpNode& node, PlanBuilder& plan) {
-  return pool(node, plan, Pool::kMean, false, true);
-}
-Status image_plans::adaptive_mean(OpNode& node, PlanBuilder& plan) {
-  return pool(node, plan, Pool::kMean, true, false);
-}
-Status image_plans::adaptive_mean_backward(OpNode& node, PlanBuilder& plan) {
-  return pool(node, plan, Pool::kMean, true, true);
+Status image_plans::max(OpNode& node, PlanBuilder& plan) { return pool(node, plan, true); }
+Status image_plans::mean(OpNode& node, PlanBuilder& plan) { return pool(node, plan, false); }
+
+Status image_plans::resample(OpNode& node, PlanBuilder& plan, Resample how) {
+  return resample_any(node, plan, {.how = how, .align_corners = node.flag("align_corners") ? 1 : 0});
 }
 
-Status image_plans::nearest(OpNode& node, PlanBuilder& plan) { return resample(node, plan, Resample::kNearest, false); }
-Status image_plans::nearest_backward(OpNode& node, PlanBuilder& plan) {
-  return resample(node, plan, Resample::kNearest, true);
-}
-Status image_plans::nearest_exact(OpNode& node, PlanBuilder& plan) {
-  return resample(node, plan, Resample::kNearestExact, false);
-}
-Status image_plans::nearest_exact_backward(OpNode& node, PlanBuilder& plan) {
-  return resample(node, plan, Resample::kNearestExact, true);
-}
-Status image_plans::linear(OpNode& node, PlanBuilder& plan) { return resample(node, plan, Resample::kLinear, false); }
-Status image_plans::linear_backward(OpNode& node, PlanBuilder& plan) {
-  return resample(node, plan, Resample::kLinear, true);
-}
-Status image_plans::cubic(OpNode& node, PlanBuilder& plan) { return resample(node, plan, Resample::kCubic, false); }
-Status image_plans::cubic_backward(OpNode& node, PlanBuilder& plan) {
-  return resample(node, plan, Resample::kCubic, true);
-}
-Status image_plans::triangle(OpNode& node, PlanBuilder& plan) {
-  return resample(node, plan, Resample::kTriangle, false);
-}
-Status image_plans::triangle_backward(OpNode& node, PlanBuilder& plan) {
-  return resample(node, plan, Resample::kTriangle, true);
-}
-Status image_plans::cubic_filter(OpNode& node, PlanBuilder& plan) {
-  return resample(node, plan, Resample::kCubicFilter, false);
-}
-Status image_plans::cubic_filter_backward(OpNode& node, PlanBuilder& plan) {
-  return resample(node, plan, Resample::kCubicFilter, true);
+// Reads pairs of numbers, the last dim first.
+Status image_plans::pad(OpNode& node, PlanBuilder& plan, Resample how) {
+  ResampleArguments arguments{.how = how};
+  const std::vector<int64_t> padding = node.integers("padding");
+  for (size_t i = 0; i + 1 < padding.size() && i / 2 < kSpace; i += 2)
+    arguments.before[kSpace - 1 - i / 2] = padding[i];
+  return resample_any(node, plan, arguments);
 }
 
-Status image_plans::reflect(OpNode& node, PlanBuilder& plan) { return pad(node, plan, Resample::kReflect, false); }
-Status image_plans::reflect_backward(OpNode& node, PlanBuilder& plan) {
-  return pad(node, plan, Resample::kReflect, true);
+// Rearranges [channels * factor^2, rows, columns] to [channels, rows * factor, columns * factor], or back.
+Status image_plans::shuffle_pixels(OpNode& node, PlanBuilder& plan) {
+  const bool into_space = node.has("upscale_factor");
+  const auto self = node.tensor("self"), result = node.result(0);
+  const int64_t factor = node.integer(into_space ? "upscale_factor" : "downscale_factor");
+  if (!self || !result || self->sizes.size() < 3 || factor < 1) return unsupported("of such dims");
+  if (result->sizes.size() != self->sizes.size() || factor >= kMaxNumber) return unsupported("of such dims");
+  const OpTensor &deep = into_space ? *self : *result, &wide = into_space ? *result : *self;
+  const size_t rank = wide.sizes.size(), c = rank - 3;
+  Dims of_deep, of_wide;
+  for (size_t d = 0; d < c; ++d) {
+    of_deep.add(deep.sizes[d], deep.strides[d]);
+    of_wide.add(wide.sizes[d], wide.strides[d]);
+  }
+  of_deep.add(wide.sizes[c], deep.strides[c] * factor * factor);
+  of_wide.add(wide.sizes[c], wide.strides[c]);
+  for (size_t d = 1; d <= 2; ++d) {  // Rows, then columns: first of the deep image, then within a square.
+    of_deep.add(deep.sizes[c + d], deep.strides[c + d]);
+    of_wide.add(deep.sizes[c + d], wide.strides[c + d] * factor);
+    of_deep.add(factor, deep.strides[c] * (d == 1 ? factor : 1));
+    of_wide.add(factor, wide.strides[c + d]);
+  }
+  plan.copy(as(into_space ? deep : wide, into_space ? of_deep : of_wide),
+            as(into_space ? wide : deep, into_space ? of_wide : of_deep));
+  return {};
 }
-Status image_plans::replicate(OpNode& node, PlanBuilder& plan) { return pad(node, plan, Resample::kReplicate, false); }
-Status image_plans::replicate_backward(OpNode& node, PlanBuilder& plan) {
-  return pad(node, plan, Resample::kReplicate, true);
-}
-
-Status image_plans::pixels_into_space(OpNode& node, PlanBuilder& plan) { return shuffle_pixels(node, plan, true); }
-Status image_plans::pixels_into_channels(OpNode& node, PlanBuilder& plan) { return shuffle_pixels(node, plan, false); }
 
 Status image_plans::shuffle_channels(OpNode& node, PlanBuilder& plan) {
   const auto self = node.tensor("self"), result = node.result(0);

@@ -136,67 +136,6 @@ Location in_batch(PlanBuilder& plan, const OpTensor& tensor, std::span<const int
   return plan.expanded(tensor, tensor.dtype, sizes);
 }
 
-Status distances(OpNode& node, PlanBuilder& plan, bool backward) {
-  const auto left = node.tensor("x1"), right = node.tensor("x2"), to = node.result(0);
-  const auto grad = node.tensor("grad"), made = node.tensor("cdist");
-  if (!left || !right || !to || (backward && (!grad || !made))) return unsupported("without a result");
-  const std::vector<int64_t>& sizes = backward ? made->sizes : to->sizes;  // [..., rows, others]
-  if (sizes.size() < 2 || left->sizes.size() < 2 || right->sizes.size() < 2) return unsupported("of no matrices");
-  const std::span<const int64_t> batch(sizes.data(), sizes.size() - 2);
-  DistanceArguments arguments{.rows = left->sizes[left->sizes.size() - 2],
-                              .others = right->sizes[right->sizes.size() - 2],
-                              .length = left->sizes.back(),
-                              .dtype = static_cast<i64>(left->dtype),
-                              .how = distance_of(node.number("p", 2)),
-                              .p = node.number("p", 2)};
-  for (const int64_t size : batch) arguments.batch *= size;
-  if (left->dtype != right->dtype || to->dtype != left->dtype || !ir::is_float(left->dtype)) {
-    return unsupported("of two dtypes");
-  }
-  const int64_t of_gradient = count_of(std::vector<int64_t>{arguments.batch, arguments.rows, arguments.length});
-  const bool fits = sizes[sizes.size() - 2] == arguments.rows && sizes.back() == arguments.others &&
-                    right->sizes.back() == arguments.length &&
-                    (!backward || (grad->sizes == sizes && to->count() == of_gradient));
-  if (!fits) return unsupported("of other sizes");
-  const Location of_left = in_batch(plan, *left, batch), of_right = in_batch(plan, *right, batch);
-  const Location grads = backward ? plan.packed(*grad, left->dtype) : Location();
-  const Location lengths = backward ? plan.packed(*made, left->dtype) : Location();
-  plan.launch(KernelFile::kPair, backward ? "pair_distance_backward" : "pair_distance", arguments,
-              blocks_for(to->count()))
-      .at(&DistanceArguments::left, of_left)
-      .at(&DistanceArguments::right, of_right)
-      .at(&DistanceArguments::grad, grads)
-      .at(&DistanceArguments::distance, lengths)
-      .at(&DistanceArguments::out, plan.output(*to));
-  return {};
-}
-// Distances between each row of a matrix and the rows after it.
-Status row_distances(OpNode& node, PlanBuilder& plan, bool backward) {
-  const auto self = node.tensor("self"), grad = node.tensor("grad"), made = node.tensor("pdist");
-  if (!self || (backward && (!grad || !made)) || self->sizes.size() != 2 || !ir::is_float(self->dtype)) {
-    return unsupported("of other dims or dtypes");
-  }
-  const double p = node.number("p", 2);
-  const int64_t rows = self->sizes[0];
-  if (rows >= int64_t{1} << 31) return unsupported("of so many rows");
-  const int64_t pairs = rows * (rows - 1) / 2;
-  if (backward && (grad->count() != pairs || made->count() != pairs)) return unsupported("of other sizes");
-  const DistanceArguments arguments{
-      .rows = rows, .length = self->sizes[1], .dtype = static_cast<i64>(self->dtype), .how = distance_of(p), .p = p};
-  const Location in = plan.packed(*self), grads = backward ? plan.packed(*grad, self->dtype) : Location(),
-                 lengths = backward ? plan.packed(*made, self->dtype) : Location();
-  const char* const kernel = backward ? "pair_row_distance_backward" : "pair_row_distance";
-  const std::vector<int64_t> sizes = backward ? self->sizes : std::vector<int64_t>{pairs};
-  const int64_t blocks = blocks_for(backward ? self->count() : rows * rows);
-  return make_result(plan, self->dtype, sizes, [=](std::vector<OpStep>* steps, Location to) {
-    LaunchBuilder(steps, KernelFile::kPair, kernel, arguments, blocks)
-        .at(&DistanceArguments::left, in)
-        .at(&DistanceArguments::grad, grads)
-        .at(&DistanceArguments::distance, lengths)
-        .at(&DistanceArguments::out, to);
-  });
-}
-
 }  // namespace
 
 Status pair_plans::matrix_product(OpNode& node, PlanBuilder& plan) { return product(node, plan, {}); }
@@ -280,10 +219,68 @@ Status pair_plans::product_of_three(OpNode& node, PlanBuilder& plan) {
   return {};
 }
 
-Status pair_plans::cdist(OpNode& node, PlanBuilder& plan) { return distances(node, plan, false); }
-Status pair_plans::cdist_backward(OpNode& node, PlanBuilder& plan) { return distances(node, plan, true); }
+Status pair_plans::cdist(OpNode& node, PlanBuilder& plan) {
+  const auto left = node.tensor("x1"), right = node.tensor("x2"), to = node.result(0);
+  const auto grad = node.tensor("grad"), made = node.tensor("cdist");
+  const bool backward = grad.has_value();
+  if (!left || !right || !to || (backward && !made)) return unsupported("without a result");
+  const std::vector<int64_t>& sizes = backward ? made->sizes : to->sizes;  // [..., rows, others]
+  if (sizes.size() < 2 || left->sizes.size() < 2 || right->sizes.size() < 2) return unsupported("of no matrices");
+  const std::span<const int64_t> batch(sizes.data(), sizes.size() - 2);
+  DistanceArguments arguments{.rows = left->sizes[left->sizes.size() - 2],
+                              .others = right->sizes[right->sizes.size() - 2],
+                              .length = left->sizes.back(),
+                              .dtype = static_cast<i64>(left->dtype),
+                              .how = distance_of(node.number("p", 2)),
+                              .p = node.number("p", 2)};
+  for (const int64_t size : batch) arguments.batch *= size;
+  if (left->dtype != right->dtype || to->dtype != left->dtype || !ir::is_float(left->dtype)) {
+    return unsupported("of two dtypes");
+  }
+  const int64_t of_gradient = count_of(std::vector<int64_t>{arguments.batch, arguments.rows, arguments.length});
+  const bool fits = sizes[sizes.size() - 2] == arguments.rows && sizes.back() == arguments.others &&
+                    right->sizes.back() == arguments.length &&
+                    (!backward || (grad->sizes == sizes && to->count() == of_gradient));
+  if (!fits) return unsupported("of other sizes");
+  const Location of_left = in_batch(plan, *left, batch), of_right = in_batch(plan, *right, batch);
+  const Location grads = backward ? plan.packed(*grad, left->dtype) : Location();
+  const Location lengths = backward ? plan.packed(*made, left->dtype) : Location();
+  plan.launch(KernelFile::kPair, backward ? "pair_distance_backward" : "pair_distance", arguments,
+              blocks_for(to->count()))
+      .at(&DistanceArguments::left, of_left)
+      .at(&DistanceArguments::right, of_right)
+      .at(&DistanceArguments::grad, grads)
+      .at(&DistanceArguments::distance, lengths)
+      .at(&DistanceArguments::out, plan.output(*to));
+  return {};
+}
 
-Status pair_plans::pdist(OpNode& node, PlanBuilder& plan) { return row_distances(node, plan, false); }
-Status pair_plans::pdist_backward(OpNode& node, PlanBuilder& plan) { return row_distances(node, plan, true); }
+// Distances between each row of a matrix and the rows after it.
+Status pair_plans::pdist(OpNode& node, PlanBuilder& plan) {
+  const auto self = node.tensor("self"), grad = node.tensor("grad"), made = node.tensor("pdist");
+  const bool backward = grad.has_value();
+  if (!self || (backward && !made) || self->sizes.size() != 2 || !ir::is_float(self->dtype)) {
+    return unsupported("of other dims or dtypes");
+  }
+  const double p = node.number("p", 2);
+  const int64_t rows = self->sizes[0];
+  if (rows >= int64_t{1} << 31) return unsupported("of so many rows");
+  const int64_t pairs = rows * (rows - 1) / 2;
+  if (backward && (grad->count() != pairs || made->count() != pairs)) return unsupported("of other sizes");
+  const DistanceArguments arguments{
+      .rows = rows, .length = self->sizes[1], .dtype = static_cast<i64>(self->dtype), .how = distance_of(p), .p = p};
+  const Location in = plan.packed(*self), grads = backward ? plan.packed(*grad, self->dtype) : Location(),
+                 lengths = backward ? plan.packed(*made, self->dtype) : Location();
+  const char* const kernel = backward ? "pair_row_distance_backward" : "pair_row_distance";
+  const std::vector<int64_t> sizes = backward ? self->sizes : std::vector<int64_t>{pairs};
+  const int64_t blocks = blocks_for(backward ? self->count() : rows * rows);
+  return make_result(plan, self->dtype, sizes, [=](std::vector<OpStep>* steps, Location to) {
+    LaunchBuilder(steps, KernelFile::kPair, kernel, arguments, blocks)
+        .at(&DistanceArguments::left, in)
+        .at(&DistanceArguments::grad, grads)
+        .at(&DistanceArguments::distance, lengths)
+        .at(&DistanceArguments::out, to);
+  });
+}
 
 }  // namespace torch_remote::worker::cuda

@@ -124,14 +124,6 @@ Status compute(PlanBuilder& plan, Pointwise what, DType dtype, const OpTensor& t
   return {};
 }
 
-Status binary(OpNode& node, PlanBuilder& plan, Pointwise what, std::string_view second = "other") {
-  ResultType types;
-  const auto to = node.result(0);
-  Operand a = operand(node, "self", &types), b = operand(node, second, &types);
-  if (!to || !a.is_given || !b.is_given) return unsupported("without a result");
-  return compute(plan, what, dtype_of(types), *to, std::move(a), std::move(b));
-}
-
 // The result is a copy of the operand.
 Status same(PlanBuilder& plan, const OpTensor& self, const OpTensor& to) {
   if (self.location.buffer == to.location.buffer && self.location.offset == to.location.offset) return {};
@@ -139,14 +131,7 @@ Status same(PlanBuilder& plan, const OpTensor& self, const OpTensor& to) {
   return {};
 }
 
-Status unary(OpNode& node, PlanBuilder& plan, Pointwise what) {
-  const auto self = node.tensor("self"), to = node.result(0);
-  if (!self || !to) return unsupported("without a result");
-  const bool widens = ir::is_float(to->dtype) && !ir::is_float(self->dtype);
-  return compute(plan, what, widens ? to->dtype : self->dtype, *to, {.is_given = true, .tensor = self});
-}
-
-Status special(OpNode& node, PlanBuilder& plan, Pointwise what, double b = 0, double c = 0) {
+Status compute_special(OpNode& node, PlanBuilder& plan, Pointwise what, double b = 0, double c = 0) {
   const auto self = node.tensor("self"), to = node.result(0);
   if (!self || !to || !ir::is_float(to->dtype)) return unsupported("without a result");
   const DType dtype = ir::is_float(self->dtype) ? self->dtype : to->dtype;
@@ -155,7 +140,7 @@ Status special(OpNode& node, PlanBuilder& plan, Pointwise what, double b = 0, do
 }
 // `order` is 0 or 1.
 Status bessel_i(OpNode& node, PlanBuilder& plan, int order, bool scales) {
-  return special(node, plan, Pointwise::kBesselI, order, scales ? 1 : 0);
+  return compute_special(node, plan, Pointwise::kBesselI, order, scales ? 1 : 0);
 }
 
 // GLU: the two halves of a dim; one is multiplied by the sigmoid of the other.
@@ -170,18 +155,27 @@ std::optional<std::pair<OpTensor, OpTensor>> halves_of(OpNode& node, const OpTen
 
 // -- the ops ----------------------------------------------------------------------------------------------------------
 
-Status pointwise_plans::next_after(OpNode& node, PlanBuilder& plan) {
-  return binary(node, plan, Pointwise::kNextAfter);
+Status pointwise_plans::unary(OpNode& node, PlanBuilder& plan, Pointwise what) {
+  const auto self = node.tensor("self"), to = node.result(0);
+  if (!self || !to) return unsupported("without a result");
+  const bool widens = ir::is_float(to->dtype) && !ir::is_float(self->dtype);
+  return compute(plan, what, widens ? to->dtype : self->dtype, *to, {.is_given = true, .tensor = self});
 }
-Status pointwise_plans::gcd(OpNode& node, PlanBuilder& plan) { return binary(node, plan, Pointwise::kGcd); }
-Status pointwise_plans::lcm(OpNode& node, PlanBuilder& plan) { return binary(node, plan, Pointwise::kLcm); }
+
+Status pointwise_plans::binary(OpNode& node, PlanBuilder& plan, Pointwise what) {
+  ResultType types;
+  const auto to = node.result(0);
+  Operand a = operand(node, "self", &types), b = operand(node, "other", &types);
+  if (!to || !a.is_given || !b.is_given) return unsupported("without a result");
+  return compute(plan, what, dtype_of(types), *to, std::move(a), std::move(b));
+}
 
 // Division with a rounding mode.
 Status pointwise_plans::divide(OpNode& node, PlanBuilder& plan) {
   const ir::Arg* const mode = node.argument("rounding_mode");
   if (mode == nullptr || mode->tag != ir::ArgTag::kString) return unsupported("of these dtypes");
   if (mode->text == "floor") return plan_as(plan, ir::ops::aten_floor_divide);
-  return binary(node, plan, Pointwise::kTruncDivide);
+  return pointwise_plans::binary(node, plan, Pointwise::kTruncDivide);
 }
 
 // Rounds to decimals. Integers need no rounding.
@@ -208,24 +202,17 @@ Status pointwise_plans::parts_of_floats(OpNode& node, PlanBuilder& plan) {
   return exponent ? compute(plan, Pointwise::kExponent, self->dtype, *exponent, a) : Status();
 }
 
-Status pointwise_plans::sign_bit(OpNode& node, PlanBuilder& plan) { return unary(node, plan, Pointwise::kSignBit); }
-Status pointwise_plans::inverse_erf(OpNode& node, PlanBuilder& plan) { return unary(node, plan, Pointwise::kErfInv); }
-Status pointwise_plans::digamma(OpNode& node, PlanBuilder& plan) { return unary(node, plan, Pointwise::kDigamma); }
-Status pointwise_plans::angle(OpNode& node, PlanBuilder& plan) { return unary(node, plan, Pointwise::kAngle); }
-Status pointwise_plans::sinc(OpNode& node, PlanBuilder& plan) { return unary(node, plan, Pointwise::kSinc); }
-Status pointwise_plans::entropy(OpNode& node, PlanBuilder& plan) { return unary(node, plan, Pointwise::kEntropy); }
-
 // -- Special functions ------------------------------------------------------------------------------------------------
 
 Status pointwise_plans::bessel_i0(OpNode& node, PlanBuilder& plan) { return bessel_i(node, plan, 0, false); }
 Status pointwise_plans::scaled_bessel_i0(OpNode& node, PlanBuilder& plan) { return bessel_i(node, plan, 0, true); }
 Status pointwise_plans::bessel_i1(OpNode& node, PlanBuilder& plan) { return bessel_i(node, plan, 1, false); }
 Status pointwise_plans::scaled_bessel_i1(OpNode& node, PlanBuilder& plan) { return bessel_i(node, plan, 1, true); }
-Status pointwise_plans::scaled_erfc(OpNode& node, PlanBuilder& plan) { return special(node, plan, Pointwise::kErfcx); }
-Status pointwise_plans::log_ndtr(OpNode& node, PlanBuilder& plan) { return special(node, plan, Pointwise::kLogNdtr); }
-Status pointwise_plans::ndtri(OpNode& node, PlanBuilder& plan) { return special(node, plan, Pointwise::kNdtri); }
+Status pointwise_plans::special(OpNode& node, PlanBuilder& plan, Pointwise what) {
+  return compute_special(node, plan, what);
+}
 Status pointwise_plans::polygamma(OpNode& node, PlanBuilder& plan) {
-  return special(node, plan, Pointwise::kPolygamma, node.number("n"));
+  return compute_special(node, plan, Pointwise::kPolygamma, node.number("n"));
 }
 
 Status pointwise_plans::zeta(OpNode& node, PlanBuilder& plan) {

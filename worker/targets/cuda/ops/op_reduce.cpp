@@ -66,26 +66,10 @@ std::vector<int64_t> all_dims(const OpTensor& tensor) {
   return dims;
 }
 
-Status reduce_truths(OpNode& node, PlanBuilder& plan, ir::Opcode opcode) {
-  const auto self = node.tensor("self"), to = node.result(0);
-  if (!self || !to) return unsupported("without a result");
-  return plan_op(plan, opcode, {*self}, {to});
-}
-
 // The number that is subtracted from the number of elements.
 double correction_of(OpNode& node) {
   if (node.has("unbiased")) return node.flag("unbiased") ? 1 : 0;
   return node.number("correction", 1);
-}
-
-// Variances and standard deviations with an argument `unbiased`.
-Status variance(OpNode& node, PlanBuilder& plan, ir::Opcode opcode) {
-  const auto self = node.tensor("self"), to = node.result(0), mean = node.result(1);
-  if (!self || !to) return unsupported("without a result");
-  const std::vector<int64_t> dims = reduced_dims(node, *self, *to);
-  Results results = {with_kept_dims(*to, *self, dims)};
-  if (mean) results.emplace_back(with_kept_dims(*mean, *self, dims));
-  return plan_op(plan, opcode, {*self, dims, correction_of(node), true}, results);
 }
 
 // -- Complex numbers --------------------------------------------------------------------------------------------------
@@ -94,18 +78,6 @@ Status variance(OpNode& node, PlanBuilder& plan, ir::Opcode opcode) {
 OpTensor with_dims(OpTensor tensor) {
   if (tensor.sizes.empty()) tensor.sizes = tensor.strides = {1};
   return tensor;
-}
-
-// The two parts are one more dim, which is kept.
-Status reduce_parts(OpNode& node, PlanBuilder& plan, ir::Opcode opcode) {
-  const auto self = node.tensor("self"), to = node.result(0);
-  if (!self || !to || !ir::is_complex(to->dtype) || to->dtype == DType::kComplex32)
-    return unsupported("of these dtypes");
-  OpTensor from = with_dims(*self);
-  if (self->dtype != to->dtype) from = plan.packed_tensor(from, to->dtype);
-  const std::vector<int64_t> dims = reduced_dims(node, from, *to);
-  const OpTensor parts = parts_of(from);
-  return plan_op(plan, opcode, {parts, dims, true}, {with_kept_dims(parts_of(*to), parts, dims)});
 }
 
 // The variance of complex numbers is the sum of the variances of both parts.
@@ -146,21 +118,20 @@ Status reduce_plans::both_extremes(OpNode& node, PlanBuilder& plan) {
   return plan_op(plan, ir::ops::aten_amax, {*self, dims, true}, {with_kept_dims(*most, *self, dims)});
 }
 
-Status reduce_plans::is_any_true(OpNode& node, PlanBuilder& plan) {
-  return reduce_truths(node, plan, ir::ops::aten_any);
+Status reduce_plans::truths(OpNode& node, PlanBuilder& plan, ir::Opcode opcode) {
+  const auto self = node.tensor("self"), to = node.result(0);
+  if (!self || !to) return unsupported("without a result");
+  return plan_op(plan, opcode, {*self}, {to});
 }
-Status reduce_plans::is_all_true(OpNode& node, PlanBuilder& plan) {
-  return reduce_truths(node, plan, ir::ops::aten_all);
-}
-Status reduce_plans::var(OpNode& node, PlanBuilder& plan) { return variance(node, plan, ir::ops::aten_var_correction); }
-Status reduce_plans::std_of(OpNode& node, PlanBuilder& plan) {
-  return variance(node, plan, ir::ops::aten_std_correction);
-}
-Status reduce_plans::var_mean(OpNode& node, PlanBuilder& plan) {
-  return variance(node, plan, ir::ops::aten_var_mean_correction);
-}
-Status reduce_plans::std_mean(OpNode& node, PlanBuilder& plan) {
-  return variance(node, plan, ir::ops::aten_std_mean_correction);
+
+// Variances and standard deviations with an argument `unbiased`.
+Status reduce_plans::variance(OpNode& node, PlanBuilder& plan, ir::Opcode opcode) {
+  const auto self = node.tensor("self"), to = node.result(0), mean = node.result(1);
+  if (!self || !to) return unsupported("without a result");
+  const std::vector<int64_t> dims = reduced_dims(node, *self, *to);
+  Results results = {with_kept_dims(*to, *self, dims)};
+  if (mean) results.emplace_back(with_kept_dims(*mean, *self, dims));
+  return plan_op(plan, opcode, {*self, dims, correction_of(node), true}, results);
 }
 
 Status reduce_plans::norm(OpNode& node, PlanBuilder& plan) {
@@ -245,12 +216,18 @@ Status count_nonzero(PlanBuilder& plan, const OpTensor& tensor, Location out) {
   return plan_op(plan, ir::ops::aten_count_nonzero, {from}, {count});
 }
 
-Status reduce_plans::sum_of_parts(OpNode& node, PlanBuilder& plan) {
-  return reduce_parts(node, plan, ir::ops::aten_sum_dim_IntList);
+// The two parts are one more dim, which is kept.
+Status reduce_plans::parts(OpNode& node, PlanBuilder& plan, ir::Opcode opcode) {
+  const auto self = node.tensor("self"), to = node.result(0);
+  if (!self || !to || !ir::is_complex(to->dtype) || to->dtype == DType::kComplex32)
+    return unsupported("of these dtypes");
+  OpTensor from = with_dims(*self);
+  if (self->dtype != to->dtype) from = plan.packed_tensor(from, to->dtype);
+  const std::vector<int64_t> dims = reduced_dims(node, from, *to);
+  const OpTensor parts = parts_of(from);
+  return plan_op(plan, opcode, {parts, dims, true}, {with_kept_dims(parts_of(*to), parts, dims)});
 }
-Status reduce_plans::mean_of_parts(OpNode& node, PlanBuilder& plan) {
-  return reduce_parts(node, plan, ir::ops::aten_mean_dim);
-}
+
 Status reduce_plans::variance_of_parts(OpNode& node, PlanBuilder& plan) {
   return combine_variances(node, plan, /*is_root=*/false);
 }

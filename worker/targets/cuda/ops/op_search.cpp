@@ -100,44 +100,6 @@ uint64_t bits_of_nan(DType dtype) {
   return bits < 32 ? 0 : uint64_t{1} << (bits - 1);
 }
 
-// Along a dim, or over all elements.
-Status middle_of_sorted(OpNode& node, PlanBuilder& plan, RowStatistic what) {
-  const auto self = node.tensor("self"), values = node.result(0), indices = node.result(1);
-  if (!self || (!values && !indices)) return unsupported("without a result");
-  const bool of_all = !node.has("dim") && what != RowStatistic::kMode;
-  const OuterLengthInner dims =
-      of_all ? OuterLengthInner{1, self->count(), 1} : split(self->sizes, node.integer("dim", -1));
-  const int64_t rows = dims.outer * dims.inner;
-  if (!is_of(values, self->dtype, rows) || !is_of(indices, DType::kInt64, rows))
-    return unsupported("into another size");
-  if (rows == 0) return {};
-  if (dims.length == 0) {
-    if (!values || what == RowStatistic::kMode) return unsupported("of nothing");
-    const uint64_t nan = bits_of_nan(values->dtype);
-    plan.launch(KernelFile::kFill, "fill_bits",
-                FillArguments{.count = rows, .item = ir::item_size(values->dtype), .bits = nan}, blocks_for(rows))
-        .at(&FillArguments::out, plan.output(*values));
-    return {};
-  }
-  const Location in = plan.packed(*self);
-  Sorted sorted;
-  if (Status status = sort_tensor(plan, *self, in, dims, false, &sorted); !status.ok()) return status;
-  const RowStatisticArguments arguments{.rows = rows,
-                                        .length = dims.length,
-                                        .inner = dims.inner,
-                                        .item = ir::item_size(self->dtype),
-                                        .statistic = what,
-                                        .floats = ir::is_float(self->dtype) ? 1 : 0};
-  plan.launch(KernelFile::kSearch, "search_row_statistic", arguments, blocks_for(rows))
-      .at(&RowStatisticArguments::in, in)
-      .at(&RowStatisticArguments::keys, sorted.keys)
-      .at(&RowStatisticArguments::positions, sorted.positions)
-      .at(&RowStatisticArguments::values, values ? plan.output(*values) : Location())
-      .at(&RowStatisticArguments::indices, indices ? plan.output(*indices) : Location());
-  return {};
-}
-// -- Weighted draws ---------------------------------------------------------------------------------------------------
-
 }  // namespace
 
 Status search_plans::search_sorted(OpNode& node, PlanBuilder& plan) { return search(node, plan, "sorted_sequence"); }
@@ -232,13 +194,42 @@ Status search_plans::histogram(OpNode& node, PlanBuilder& plan) {
   return {};
 }
 
-Status search_plans::median(OpNode& node, PlanBuilder& plan) {
-  return middle_of_sorted(node, plan, RowStatistic::kMedian);
+// Along a dim, or over all elements.
+Status search_plans::row_statistic(OpNode& node, PlanBuilder& plan, RowStatistic what) {
+  const auto self = node.tensor("self"), values = node.result(0), indices = node.result(1);
+  if (!self || (!values && !indices)) return unsupported("without a result");
+  const bool of_all = !node.has("dim") && what != RowStatistic::kMode;
+  const OuterLengthInner dims =
+      of_all ? OuterLengthInner{1, self->count(), 1} : split(self->sizes, node.integer("dim", -1));
+  const int64_t rows = dims.outer * dims.inner;
+  if (!is_of(values, self->dtype, rows) || !is_of(indices, DType::kInt64, rows))
+    return unsupported("into another size");
+  if (rows == 0) return {};
+  if (dims.length == 0) {
+    if (!values || what == RowStatistic::kMode) return unsupported("of nothing");
+    const uint64_t nan = bits_of_nan(values->dtype);
+    plan.launch(KernelFile::kFill, "fill_bits",
+                FillArguments{.count = rows, .item = ir::item_size(values->dtype), .bits = nan}, blocks_for(rows))
+        .at(&FillArguments::out, plan.output(*values));
+    return {};
+  }
+  const Location in = plan.packed(*self);
+  Sorted sorted;
+  if (Status status = sort_tensor(plan, *self, in, dims, false, &sorted); !status.ok()) return status;
+  const RowStatisticArguments arguments{.rows = rows,
+                                        .length = dims.length,
+                                        .inner = dims.inner,
+                                        .item = ir::item_size(self->dtype),
+                                        .statistic = what,
+                                        .floats = ir::is_float(self->dtype) ? 1 : 0};
+  plan.launch(KernelFile::kSearch, "search_row_statistic", arguments, blocks_for(rows))
+      .at(&RowStatisticArguments::in, in)
+      .at(&RowStatisticArguments::keys, sorted.keys)
+      .at(&RowStatisticArguments::positions, sorted.positions)
+      .at(&RowStatisticArguments::values, values ? plan.output(*values) : Location())
+      .at(&RowStatisticArguments::indices, indices ? plan.output(*indices) : Location());
+  return {};
 }
-Status search_plans::nanmedian(OpNode& node, PlanBuilder& plan) {
-  return middle_of_sorted(node, plan, RowStatistic::kNanmedian);
-}
-Status search_plans::mode(OpNode& node, PlanBuilder& plan) { return middle_of_sorted(node, plan, RowStatistic::kMode); }
 
 Status search_plans::multinomial(OpNode& node, PlanBuilder& plan) {
   const auto self = node.tensor("self"), to = node.result(0);

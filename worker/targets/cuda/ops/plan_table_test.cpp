@@ -38,7 +38,7 @@ TEST(FindOpPlan, ReadsTheColumnOfTheTable) {
 TEST(FindOpPlan, ComplexNumbersHaveTheirOwnPlan) {
   const NamedPlan* const exp = find_op_plan(ir::ops::aten_exp, true);
   ASSERT_NE(exp, nullptr);
-  EXPECT_EQ(exp->name, "complex.exp");
+  EXPECT_EQ(exp->name, "complex.unary(ComplexOp::kExp)");
   EXPECT_TRUE(exp->takes_complex);
   EXPECT_EQ(find_op_plan(ir::ops::aten_exp_out, true), exp);
   EXPECT_NE(find_op_plan(ir::ops::aten_exp), exp);

@@ -18,6 +18,12 @@ struct NamedPlan {
   bool is_lowered = false;  // Its formula is that of the op's expression or expansion.
 };
 
+// The plan "image.resample(Resample::kLinear)" calls image_plans::resample with this argument.
+template <auto kFunction, auto... kArguments>
+Status plan_with(OpNode& node, PlanBuilder& plan) {
+  return kFunction(node, plan, kArguments...);
+}
+
 // The plans that the column `cuda` of ir/ops/*.toml names, by opcode and for ops outside the table by name
 // (op_plans_generated.h). A plan "sort.topk" is the function sort_plans::topk. Null: there is none for these dtypes.
 struct PlannedOp {
