@@ -121,27 +121,9 @@ Runner* AtenPlugin::get() {
   return runner_.get();
 }
 
-class AtenProgram final : public UnitProgram {
+class AtenRunner final : public UnitRunner {
  public:
-  AtenProgram(AtenPlugin& plugin, const LoadRequest& request, uint64_t& refused)
-      : UnitProgram(plugin.device(), request, refused),
-        plugin_(plugin),
-        bytes_(std::make_shared<const std::vector<uint8_t>>(request.bytes.begin(), request.bytes.end())) {
-    make_units(request);
-  }
-
- private:
-  std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) override {
-    return group.first == group.last ? std::make_unique<AtenUnit>(plugin_, graph, group, bytes_) : nullptr;
-  }
-
-  AtenPlugin& plugin_;
-  const std::shared_ptr<const std::vector<uint8_t>> bytes_;
-};
-
-class AtenRunner final : public Runner {
- public:
-  AtenRunner(CudaDevice& device, AtenSource source) : plugin_(device, std::move(source)) {}
+  AtenRunner(CudaDevice& device, AtenSource source) : UnitRunner(device), plugin_(device, std::move(source)) {}
 
   std::string name() const override { return "ATen"; }
   std::string description() const override { return is_there() ? name() : ""; }
@@ -149,22 +131,23 @@ class AtenRunner final : public Runner {
   // asked for.
   bool accepts(const ir::Graph&, uint32_t) override { return is_there(); }
   std::string why_accepts_none() const override { return is_there() ? "" : plugin_.source().missing; }
-  bool may_decline() const override { return true; }
   Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
-    *program = std::make_unique<AtenProgram>(plugin_, request, refused_);
-    return {};
+    bytes_ = std::make_shared<const std::vector<uint8_t>>(request.bytes.begin(), request.bytes.end());
+    return UnitRunner::load(request, program);
   }
   bool has_op(const char* name) override {
     Runner* const runner = is_there() ? plugin_.get() : nullptr;
     return runner != nullptr && runner->has_op(name);
   }
-  uint64_t generation() const override { return refused_; }
 
  private:
+  std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) override {
+    return group.first == group.last ? std::make_unique<AtenUnit>(plugin_, graph, group, bytes_) : nullptr;
+  }
   bool is_there() const { return plugin_.source().open != nullptr; }
 
   AtenPlugin plugin_;
-  uint64_t refused_ = 0;
+  std::shared_ptr<const std::vector<uint8_t>> bytes_;  // Of the last loaded program.
 };
 
 }  // namespace

@@ -70,7 +70,18 @@ class KernelUnit final : public Unit {
   Status run(std::span<const tr_buffer> buffers, uint64_t run_id) override {
     return call_.run(device_, buffers, run_id);
   }
-  const GroupCall& call() const { return call_; }
+  bool may_share(uint32_t made, uint32_t source) const override {
+    const codegen::Launch* both = nullptr;
+    for (const codegen::Launch& launch : call_.launches()) {
+      const auto has = [&](const codegen::Binding& binding) {
+        return binding.buffer == made || binding.buffer == source;
+      };
+      if (std::ranges::none_of(launch.operands, has)) continue;
+      if (both != nullptr) return false;
+      both = &launch;
+    }
+    return both != nullptr && codegen::may_share(*both, made, source);
+  }
 
  private:
   Status plan(std::span<const int64_t> values, std::vector<ir::Sym>* symbols) override {
@@ -87,35 +98,9 @@ class KernelUnit final : public Unit {
   GroupCall call_;
 };
 
-class CudaProgram final : public UnitProgram {
+class CudaRunner final : public UnitRunner {
  public:
-  CudaProgram(CudaDevice& device, const LoadRequest& request, uint64_t& refused)
-      : UnitProgram(device, request, refused) {
-    make_units(request);
-  }
-
-  bool may_share(uint32_t first, uint32_t made, uint32_t source) const override {
-    const codegen::Launch* both = nullptr;
-    for (const codegen::Launch& launch : static_cast<const KernelUnit&>(unit_of_group(first)).call().launches()) {
-      const auto has = [&](const codegen::Binding& binding) {
-        return binding.buffer == made || binding.buffer == source;
-      };
-      if (std::ranges::none_of(launch.operands, has)) continue;
-      if (both != nullptr) return false;
-      both = &launch;
-    }
-    return both != nullptr && codegen::may_share(*both, made, source);
-  }
-
- private:
-  std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) override {
-    return std::make_unique<KernelUnit>(device(), graph, group);
-  }
-};
-
-class CudaRunner final : public Runner {
- public:
-  explicit CudaRunner(CudaDevice& device) : device_(device) {}
+  using UnitRunner::UnitRunner;
 
   std::string name() const override { return "CUDA kernels"; }
 
@@ -134,21 +119,14 @@ class CudaRunner final : public Runner {
     return (group_kind_mask() >> static_cast<uint32_t>(group.kind) & 1) != 0;
   }
 
-  bool may_decline() const override { return true; }
-  uint64_t generation() const override { return refused_; }
-
-  Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
-    *program = std::make_unique<CudaProgram>(device_, request, refused_);
-    return {};
-  }
-
   bool has_opcode(ir::Opcode opcode) override { return has_kernel(opcode); }
 
-  uint64_t kernels_compiled() const override { return device_.kernels().compiled(); }
+  uint64_t kernels_compiled() const override { return device().kernels().compiled(); }
 
  private:
-  CudaDevice& device_;
-  uint64_t refused_ = 0;
+  std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) override {
+    return std::make_unique<KernelUnit>(device(), graph, group);
+  }
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "worker/targets/cuda/device/cuda_device.h"
@@ -52,6 +53,21 @@ class LazyLibrary {
   Status status_;
   std::unique_ptr<Library> library_;
 };
+
+// Queues steps of a plan: copies, fills, and launches. Launches need `kernels`.
+inline Status do_steps(std::span<const OpStep> steps, const RunMemory& memory, OpKernels* kernels = nullptr) {
+  Status status;
+  for (size_t i = 0; i < steps.size() && status.ok(); ++i) {
+    if (const auto* const moved = std::get_if<StridedMove>(&steps[i])) {
+      status = memory.copy(*moved);
+    } else if (const auto* const fill = std::get_if<OpFill>(&steps[i])) {
+      memory.fill(fill->to, fill->nbytes, fill->value);
+    } else {
+      status = kernels->launch(std::get<OpLaunch>(steps[i]), memory, 0, {});
+    }
+  }
+  return status;
+}
 
 // A `Kind` has
 //   Library    a subclass of DeferredPlans
@@ -119,24 +135,18 @@ class DeferredPlanUnit final : public Unit {
   }
   void set_numbers(std::span<const int64_t>) override {}
 
-  Status do_step(const OpStep& step, const RunMemory& memory) {
-    if (const auto* const moved = std::get_if<StridedMove>(&step)) return memory.copy(*moved);
-    return kernels_.launch(std::get<OpLaunch>(step), memory, 0, {});
-  }
-
   Status run_plan(std::span<const tr_buffer> buffers) {
     CudaDevice& device = lazy_library_.device();
     RunMemory memory(device, buffers);
     if (Status status = memory.allocate(plan_.steps.scratch, Kind::kWhat); !status.ok()) return status;
     if (device.gpu().is_lost()) return {};
-    const std::vector<OpStep>& steps = plan_.steps.steps;
-    Status status;
-    for (size_t i = 0; i < plan_.before && status.ok(); ++i) status = do_step(steps[i], memory);
+    const std::span<const OpStep> steps(plan_.steps.steps);
+    Status status = do_steps(steps.first(plan_.before), memory, &kernels_);
     if (status.ok()) {
       status = Kind::run(*lazy_library_.get(), prepared_, plan_,
                          [&](const Location& location) { return memory.address(location); });
     }
-    for (size_t i = plan_.before; i < steps.size() && status.ok(); ++i) status = do_step(steps[i], memory);
+    if (status.ok()) status = do_steps(steps.subspan(plan_.before), memory, &kernels_);
     return status;
   }
   bool is_deterministic() const { return (math_modes_ & ir::kDeterministic) != 0; }
@@ -150,46 +160,28 @@ class DeferredPlanUnit final : public Unit {
 };
 
 template <typename Kind>
-class DeferredPlanProgram final : public UnitProgram {
- public:
-  DeferredPlanProgram(LazyLibrary<typename Kind::Library>& library, OpKernels& kernels, const LoadRequest& request,
-                      uint64_t& refused)
-      : UnitProgram(library.device(), request, refused), lazy_library_(library), kernels_(kernels) {
-    make_units(request);
-  }
-
- private:
-  std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) override {
-    if (group.first != group.last || !Kind::accepts(graph, graph.nodes[group.first])) return nullptr;
-    return std::make_unique<DeferredPlanUnit<Kind>>(lazy_library_, kernels_, graph, group);
-  }
-
-  LazyLibrary<typename Kind::Library>& lazy_library_;
-  OpKernels& kernels_;
-};
-
-template <typename Kind>
-class DeferredPlanRunner final : public Runner {
+class DeferredPlanRunner final : public UnitRunner {
  public:
   DeferredPlanRunner(CudaDevice& device, std::shared_ptr<CudnnTable> table, std::string folder,
                      std::shared_ptr<OpKernels> kernels)
-      : kernels_(std::move(kernels)), lazy_library_(device, std::move(table), std::move(folder)) {}
+      : UnitRunner(device),
+        kernels_(std::move(kernels)),
+        lazy_library_(device, std::move(table), std::move(folder)) {}
 
   std::string name() const override { return Kind::kRunner; }
 
   bool accepts(const ir::Graph& graph, uint32_t node) override { return Kind::accepts(graph, graph.nodes[node]); }
-  bool may_decline() const override { return true; }
-  Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
-    *program = std::make_unique<DeferredPlanProgram<Kind>>(lazy_library_, *kernels_, request, refused_);
-    return {};
-  }
   bool has_opcode(ir::Opcode opcode) override { return Kind::has_op(opcode); }
-  uint64_t generation() const override { return refused_ + lazy_library_.finished(); }
+  uint64_t generation() const override { return UnitRunner::generation() + lazy_library_.finished(); }
 
  private:
+  std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) override {
+    if (group.first != group.last || !Kind::accepts(graph, graph.nodes[group.first])) return nullptr;
+    return std::make_unique<DeferredPlanUnit<Kind>>(lazy_library_, *kernels_, graph, group);
+  }
+
   const std::shared_ptr<OpKernels> kernels_;
   LazyLibrary<typename Kind::Library> lazy_library_;
-  uint64_t refused_ = 0;
 };
 
 }  // namespace torch_remote::worker::cuda

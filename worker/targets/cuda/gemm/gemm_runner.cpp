@@ -165,28 +165,10 @@ Status GemmUnit::run(std::span<const tr_buffer> buffers, uint64_t run_id) {
   return status;
 }
 
-class GemmProgram final : public UnitProgram {
- public:
-  GemmProgram(LazyCublasLt& cublaslt, const LoadRequest& request, uint64_t& refused)
-      : UnitProgram(cublaslt.device(), request, refused), cublaslt_(cublaslt) {
-    make_units(request);
-  }
-
- private:
-  std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) override {
-    Gemm gemm;
-    const bool is_gemm = group.last != group.first ? find_epilogue(graph, group, &gemm)
-                                                   : find_gemm(graph, graph.nodes[group.first], &gemm);
-    return is_gemm ? std::make_unique<GemmUnit>(cublaslt_, graph, group, gemm) : nullptr;
-  }
-
-  LazyCublasLt& cublaslt_;
-};
-
-class GemmRunner final : public Runner {
+class GemmRunner final : public UnitRunner {
  public:
   GemmRunner(CudaDevice& device, OpenCublasLt open, std::string folder)
-      : cublaslt_(device, std::move(open), std::move(folder)) {}
+      : UnitRunner(device), cublaslt_(device, std::move(open), std::move(folder)) {}
 
   std::string name() const override { return "cuBLASLt"; }
 
@@ -198,18 +180,17 @@ class GemmRunner final : public Runner {
     Gemm gemm;
     return find_epilogue(graph, group, &gemm);
   }
-  bool may_decline() const override { return true; }
-  Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
-    *program = std::make_unique<GemmProgram>(cublaslt_, request, refused_);
-    return {};
-  }
   bool has_opcode(ir::Opcode opcode) override { return is_gemm_op(opcode); }
 
-  uint64_t generation() const override { return refused_; }
-
  private:
+  std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) override {
+    Gemm gemm;
+    const bool is_gemm = group.last != group.first ? find_epilogue(graph, group, &gemm)
+                                                   : find_gemm(graph, graph.nodes[group.first], &gemm);
+    return is_gemm ? std::make_unique<GemmUnit>(cublaslt_, graph, group, gemm) : nullptr;
+  }
+
   LazyCublasLt cublaslt_;
-  uint64_t refused_ = 0;
 };
 
 }  // namespace

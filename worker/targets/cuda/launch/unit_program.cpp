@@ -137,17 +137,10 @@ const Status& Unit::bind(std::span<const int64_t> values) {
 
 // --- programs --------------------------------------------------------------------------------------------------------
 
-UnitProgram::UnitProgram(CudaDevice& device, const LoadRequest& request, uint64_t& refused)
+UnitProgram::UnitProgram(CudaDevice& device, const LoadRequest& request, uint64_t& refused, const MakeUnit& make_unit)
     : device_(device), refused_(refused), graph_(request.graph), ungrouped_graph_(request.graph) {
   // A node that is executed alone writes results that a group would keep in registers.
   for (ir::Buffer& buffer : ungrouped_graph_.buffers) buffer.group_local = false;
-}
-
-bool UnitProgram::allocates_buffer(uint32_t buffer) const {
-  return std::ranges::any_of(graph_.views, [&](const ir::View& view) { return view.buffer == buffer && view.dynamic; });
-}
-
-void UnitProgram::make_units(const LoadRequest& request) {
   for (const ir::Group& group : graph_.groups) {
     if (request.may_run[group.first] == 0) continue;
     if (auto unit = make_unit(graph_, group)) units_.emplace(group.first, std::move(unit));
@@ -158,6 +151,10 @@ void UnitProgram::make_units(const LoadRequest& request) {
     group.first = group.last = n;
     if (auto unit = make_unit(ungrouped_graph_, group)) node_units_.emplace(n, std::move(unit));
   }
+}
+
+bool UnitProgram::allocates_buffer(uint32_t buffer) const {
+  return std::ranges::any_of(graph_.views, [&](const ir::View& view) { return view.buffer == buffer && view.dynamic; });
 }
 
 bool UnitProgram::takes(uint32_t first, uint32_t, std::span<const int64_t> values) {
@@ -186,6 +183,10 @@ std::string UnitProgram::why_not_group(uint32_t first) const {
 
 bool UnitProgram::asks_again() const {
   return std::ranges::any_of(node_units_, [](const auto& entry) { return entry.second->wants_retry(); });
+}
+
+bool UnitProgram::may_share(uint32_t first, uint32_t made, uint32_t source) const {
+  return units_.at(first)->may_share(made, source);
 }
 
 bool UnitProgram::run(tr_run& run, tr_error* error) {
@@ -248,6 +249,13 @@ void UnitProgram::note(const tr_run& run, uint32_t node) {
   Gpu& gpu = device_.gpu();
   gpu.check(gpu.driver().launch_host_func(gpu.work_stream(), note_time, run.times + (node - run.first)),
             "cuLaunchHostFunc");
+}
+
+Status UnitRunner::load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) {
+  *program = std::make_unique<UnitProgram>(
+      device_, request, refused_,
+      [this](const ir::Graph& graph, const ir::Group& group) { return make_unit(graph, group); });
+  return {};
 }
 
 }  // namespace torch_remote::worker::cuda

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -41,6 +42,8 @@ class Unit {
   virtual bool wants_retry() const { return false; }
   // Whether no result has elements, so that there is nothing to do.
   bool is_empty() const { return empty_; }
+  // RunnerProgram::may_share, for the unit's group.
+  virtual bool may_share(uint32_t /*made*/, uint32_t /*source*/) const { return false; }
 
   // Queues the unit's work. The caller has allocated its results (fresh()), except dynamic ones. The GPU's context must
   // be current. `run_id`: tr_run::run_id.
@@ -85,10 +88,14 @@ class Unit {
 };
 
 // A program whose nodes are executed by units.
-class UnitProgram : public RunnerProgram {
+class UnitProgram final : public RunnerProgram {
  public:
-  // `refused` counts units that were accepted but could not be executed; the runner's generation includes it.
-  UnitProgram(CudaDevice& device, const LoadRequest& request, uint64_t& refused);
+  // Makes the unit of a group or of a single node. Null: no unit can execute it.
+  using MakeUnit = std::function<std::unique_ptr<Unit>(const ir::Graph& graph, const ir::Group& group)>;
+
+  // Makes a unit for each group and for each single node of the request. `refused` counts units that were accepted but
+  // could not be executed; the runner's generation includes it.
+  UnitProgram(CudaDevice& device, const LoadRequest& request, uint64_t& refused, const MakeUnit& make_unit);
 
   bool allocates_buffer(uint32_t buffer) const override;
   // True if a group looks supported. Whether its kernel can be compiled is known only after the compilation.
@@ -97,17 +104,10 @@ class UnitProgram : public RunnerProgram {
   std::string why_not(uint32_t node) const override;
   std::string why_not_group(uint32_t first) const override;
   bool asks_again() const override;
+  bool may_share(uint32_t first, uint32_t made, uint32_t source) const override;
   bool run(tr_run& run, tr_error* error) override;
 
- protected:
-  // Makes a unit for each group and for each single node of the request.
-  void make_units(const LoadRequest& request);
-  const Unit& unit_of_group(uint32_t first) const { return *units_.at(first); }
-  CudaDevice& device() const { return device_; }
-
  private:
-  // Null: no unit can execute this group or node.
-  virtual std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) = 0;
   Unit& unit_at(uint32_t node, uint32_t last);
   bool run_unit(tr_run& run, Unit& unit, const Status& bound, tr_error* error);
   Status allocate(tr_run& run, const Unit& unit);
@@ -119,6 +119,26 @@ class UnitProgram : public RunnerProgram {
   const ir::Graph& graph_;
   ir::Graph ungrouped_graph_;                                     // The graph as if it had no groups.
   std::map<uint32_t, std::unique_ptr<Unit>> units_, node_units_;  // By their first node.
+};
+
+// A runner whose programs consist of units. The device must outlive it.
+class UnitRunner : public Runner {
+ public:
+  explicit UnitRunner(CudaDevice& device) : device_(device) {}
+
+  bool may_decline() const override { return true; }
+  // The number of units that could not execute what they had taken.
+  uint64_t generation() const override { return refused_; }
+  Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override;
+
+ protected:
+  CudaDevice& device() const { return device_; }
+
+ private:
+  virtual std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) = 0;
+
+  CudaDevice& device_;
+  uint64_t refused_ = 0;
 };
 
 }  // namespace torch_remote::worker::cuda

@@ -126,43 +126,25 @@ const NamedPlan* plan_of(const ir::Graph& graph, const ir::Node& node) {
   return find_op_plan(node.opcode, has_complex);
 }
 
-class OpProgram final : public UnitProgram {
+class OpRunner final : public UnitRunner {
  public:
-  OpProgram(OpKernels& kernels, const LoadRequest& request, uint64_t& refused)
-      : UnitProgram(kernels.device(), request, refused), kernels_(kernels) {
-    make_units(request);
+  explicit OpRunner(std::shared_ptr<OpKernels> kernels) : UnitRunner(kernels->device()), kernels_(std::move(kernels)) {}
+
+  std::string name() const override { return "hand-written kernels"; }
+
+  bool accepts(const ir::Graph& graph, uint32_t node) override { return plan_of(graph, graph.nodes[node]) != nullptr; }
+  bool has_opcode(ir::Opcode opcode) override {
+    return find_op_plan(opcode) != nullptr || find_op_plan(opcode, true) != nullptr;
   }
 
  private:
   std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) override {
     const NamedPlan* const plan = plan_of(graph, graph.nodes[group.first]);
     if (group.first != group.last || plan == nullptr) return nullptr;
-    return std::make_unique<OpUnit>(kernels_, graph, group, *plan);
+    return std::make_unique<OpUnit>(*kernels_, graph, group, *plan);
   }
 
-  OpKernels& kernels_;
-};
-
-class OpRunner final : public Runner {
- public:
-  explicit OpRunner(std::shared_ptr<OpKernels> kernels) : kernels_(std::move(kernels)) {}
-
-  std::string name() const override { return "hand-written kernels"; }
-
-  bool accepts(const ir::Graph& graph, uint32_t node) override { return plan_of(graph, graph.nodes[node]) != nullptr; }
-  bool may_decline() const override { return true; }
-  Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
-    *program = std::make_unique<OpProgram>(*kernels_, request, refused_);
-    return {};
-  }
-  bool has_opcode(ir::Opcode opcode) override {
-    return find_op_plan(opcode) != nullptr || find_op_plan(opcode, true) != nullptr;
-  }
-  uint64_t generation() const override { return refused_; }
-
- private:
   const std::shared_ptr<OpKernels> kernels_;
-  uint64_t refused_ = 0;
 };
 
 }  // namespace

@@ -90,7 +90,6 @@ class ConvolutionUnit final : public Unit {
   }
   void set_numbers(std::span<const int64_t>) override {}
   Status prepare_calls(ConvolutionLibrary& library);
-  static Status do_step(const OpStep& step, const RunMemory& memory);
 
   Convolutions& convolutions_;
   ir::MathModes math_modes_ = 0;
@@ -145,42 +144,36 @@ Status ConvolutionUnit::prepare_calls(ConvolutionLibrary& library) {
 
 Status ConvolutionUnit::finish() { return bias_ ? bias_->finish(convolutions_.device()) : Status(); }
 
-Status ConvolutionUnit::do_step(const OpStep& step, const RunMemory& memory) {
-  if (const auto* const moved = std::get_if<StridedMove>(&step)) return memory.copy(*moved);
-  const auto& fill = std::get<OpFill>(step);
-  memory.fill(fill.to, fill.nbytes, fill.value);
-  return {};
-}
-
 Status ConvolutionUnit::run(std::span<const tr_buffer> buffers, uint64_t run_id) {
   CudaDevice& device = convolutions_.device();
   RunMemory memory(device, buffers);
   if (Status status = memory.allocate(plan_.steps.scratch, "a convolution"); !status.ok()) return status;
   if (device.gpu().is_lost()) return {};
-  Status status;
   ConvolutionLibrary& library = *convolutions_.get();
   const auto at = [&](const Location& location) { return memory.address(location); };
-  for (size_t i = 0; i < plan_.before && status.ok(); ++i) status = do_step(plan_.steps.steps[i], memory);
+  const std::span<const OpStep> steps(plan_.steps.steps);
+  Status status = do_steps(steps.first(plan_.before), memory);
   for (size_t i = 0; i < plan_.calls.size() && status.ok(); ++i) {
     const ConvolutionCall& call = plan_.calls[i];
     status = library.run(
         prepared_[i], {at(call.image), at(call.filter), at(call.output), call_adds_bias_ ? at(*plan_.call_bias) : 0});
   }
-  for (size_t i = plan_.before; i < plan_.steps.steps.size() && status.ok(); ++i) {
-    status = do_step(plan_.steps.steps[i], memory);
-  }
+  if (status.ok()) status = do_steps(steps.subspan(plan_.before), memory);
   if (status.ok() && bias_) {
     status = bias_->run(device, at(plan_.bias->image.location), at(plan_.bias->bias.location), run_id);
   }
   return status;
 }
 
-class ConvolutionProgram final : public UnitProgram {
+class ConvolutionRunner final : public UnitRunner {
  public:
-  ConvolutionProgram(Convolutions& convolutions, const LoadRequest& request, uint64_t& refused)
-      : UnitProgram(convolutions.device(), request, refused), convolutions_(convolutions) {
-    make_units(request);
-  }
+  ConvolutionRunner(CudaDevice& device, std::shared_ptr<CudnnTable> table, std::string folder)
+      : UnitRunner(device), convolutions_(device, std::move(table), std::move(folder)) {}
+
+  std::string name() const override { return "cuDNN convolution"; }
+
+  bool accepts(const ir::Graph& graph, uint32_t node) override { return is_convolution(graph, graph.nodes[node]); }
+  bool has_opcode(ir::Opcode opcode) override { return is_convolution_op(opcode); }
 
  private:
   std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) override {
@@ -188,28 +181,7 @@ class ConvolutionProgram final : public UnitProgram {
     return std::make_unique<ConvolutionUnit>(convolutions_, graph, group);
   }
 
-  Convolutions& convolutions_;
-};
-
-class ConvolutionRunner final : public Runner {
- public:
-  ConvolutionRunner(CudaDevice& device, std::shared_ptr<CudnnTable> table, std::string folder)
-      : convolutions_(device, std::move(table), std::move(folder)) {}
-
-  std::string name() const override { return "cuDNN convolution"; }
-
-  bool accepts(const ir::Graph& graph, uint32_t node) override { return is_convolution(graph, graph.nodes[node]); }
-  bool may_decline() const override { return true; }
-  Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
-    *program = std::make_unique<ConvolutionProgram>(convolutions_, request, refused_);
-    return {};
-  }
-  bool has_opcode(ir::Opcode opcode) override { return is_convolution_op(opcode); }
-  uint64_t generation() const override { return refused_; }
-
- private:
   Convolutions convolutions_;
-  uint64_t refused_ = 0;
 };
 
 }  // namespace

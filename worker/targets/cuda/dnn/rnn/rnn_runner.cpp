@@ -2,7 +2,6 @@
 
 #include <span>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "worker/targets/cuda/dnn/deferred_plan_runner.h"
@@ -26,9 +25,8 @@ class RnnUnit final : public Unit {
     if (Status status = memory.allocate(plan_.steps.scratch, "a recurrent layer"); !status.ok()) return status;
     if (device_.gpu().is_lost()) return {};
     const auto at = [&](const Location& location) { return memory.address(location); };
-    const std::vector<OpStep>& steps = plan_.steps.steps;
-    Status status;
-    for (size_t i = 0; i < plan_.before && status.ok(); ++i) status = do_step(steps[i], memory);
+    const std::span<const OpStep> steps(plan_.steps.steps);
+    Status status = do_steps(steps.first(plan_.before), memory);
     if (status.ok()) {
       const RnnPointers pointers = {.input = at(plan_.input),
                                     .hx = at(plan_.hx),
@@ -49,7 +47,7 @@ class RnnUnit final : public Unit {
       RnnLibrary& library = *libraries_.get();
       status = plan_.backward ? library.backward(*prepared_, pointers) : library.forward(*prepared_, pointers);
     }
-    for (size_t i = plan_.before; i < steps.size() && status.ok(); ++i) status = do_step(steps[i], memory);
+    if (status.ok()) status = do_steps(steps.subspan(plan_.before), memory);
     return status;
   }
 
@@ -68,25 +66,21 @@ class RnnUnit final : public Unit {
   }
   void set_numbers(std::span<const int64_t>) override {}
 
-  static Status do_step(const OpStep& step, const RunMemory& memory) {
-    if (const auto* const moved = std::get_if<StridedMove>(&step)) return memory.copy(*moved);
-    const auto& fill = std::get<OpFill>(step);
-    memory.fill(fill.to, fill.nbytes, fill.value);
-    return {};
-  }
-
   CudaDevice& device_;
   LazyLibrary<RnnLibrary>& libraries_;
   RnnPlan plan_;
   std::shared_ptr<PreparedRnn> prepared_;
 };
 
-class RnnProgram final : public UnitProgram {
+class RnnRunner final : public UnitRunner {
  public:
-  RnnProgram(LazyLibrary<RnnLibrary>& libraries, const LoadRequest& request, uint64_t& refused)
-      : UnitProgram(libraries.device(), request, refused), libraries_(libraries) {
-    make_units(request);
-  }
+  RnnRunner(CudaDevice& device, std::shared_ptr<CudnnTable> table)
+      : UnitRunner(device), libraries_(device, std::move(table)) {}
+
+  std::string name() const override { return "cuDNN recurrent layers"; }
+
+  bool accepts(const ir::Graph& graph, uint32_t node) override { return is_rnn(graph, graph.nodes[node]); }
+  bool has_opcode(ir::Opcode opcode) override { return is_rnn_op(opcode); }
 
  private:
   std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) override {
@@ -94,27 +88,7 @@ class RnnProgram final : public UnitProgram {
     return std::make_unique<RnnUnit>(libraries_, graph, group);
   }
 
-  LazyLibrary<RnnLibrary>& libraries_;
-};
-
-class RnnRunner final : public Runner {
- public:
-  RnnRunner(CudaDevice& device, std::shared_ptr<CudnnTable> table) : libraries_(device, std::move(table)) {}
-
-  std::string name() const override { return "cuDNN recurrent layers"; }
-
-  bool accepts(const ir::Graph& graph, uint32_t node) override { return is_rnn(graph, graph.nodes[node]); }
-  bool may_decline() const override { return true; }
-  Status load(const LoadRequest& request, std::unique_ptr<RunnerProgram>* program) override {
-    *program = std::make_unique<RnnProgram>(libraries_, request, refused_);
-    return {};
-  }
-  bool has_opcode(ir::Opcode opcode) override { return is_rnn_op(opcode); }
-  uint64_t generation() const override { return refused_; }
-
- private:
   LazyLibrary<RnnLibrary> libraries_;
-  uint64_t refused_ = 0;
 };
 
 }  // namespace
