@@ -33,9 +33,42 @@ Descriptor Builder::finish() {
   return status_.ok() ? current_ : nullptr;
 }
 
+Descriptor Builder::tensor(int64_t id, Type type, const std::vector<int64_t>& sizes,
+                           const std::vector<int64_t>& strides, std::optional<Attribute> flag, int64_t alignment) {
+  make(DescriptorType::kTensor)
+      .set_one(Attribute::kTensorType, AttributeType::kDataType, type)
+      .set(Attribute::kTensorSizes, AttributeType::kInt64, sizes)
+      .set(Attribute::kTensorStrides, AttributeType::kInt64, strides)
+      .set_one(Attribute::kTensorId, AttributeType::kInt64, id)
+      .set_one(Attribute::kTensorAlignment, AttributeType::kInt64, alignment);
+  if (flag) set_one(*flag, AttributeType::kBool, true);
+  return finish();
+}
+
+Descriptor Builder::graph(Handle handle, const std::vector<Descriptor>& operations) {
+  return make(DescriptorType::kGraph)
+      .set_one(Attribute::kGraphHandle, AttributeType::kHandle, handle)
+      .set(Attribute::kGraphOperations, AttributeType::kDescriptor, operations)
+      .finish();
+}
+
 bool Builder::check(Result result, const char* what) {
   if (status_.ok()) status_ = to_status(table_, result, what);
   return status_.ok();
+}
+
+std::vector<int64_t> image_strides(std::span<const int64_t> sizes, bool channels_last) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t step = 1;
+  const auto lay = [&](size_t d) {
+    strides[d] = step;
+    step *= sizes[d];
+  };
+  if (channels_last) lay(1);
+  for (size_t d = sizes.size(); d-- > 2;) lay(d);
+  if (!channels_last) lay(1);
+  lay(0);
+  return strides;
 }
 
 Status query_heuristics(const Table& table, Descriptor graph, HeuristicsMode mode, Temporary* made,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -41,6 +42,10 @@ class Builder {
   }
   // Null after an error.
   Descriptor finish();
+  // `flag`: kTensorIsVirtual or kTensorIsNumber, if the tensor is one.
+  Descriptor tensor(int64_t id, Type type, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
+                    std::optional<Attribute> flag = {}, int64_t alignment = kAlignment);
+  Descriptor graph(Handle handle, const std::vector<Descriptor>& operations);
   const Status& status() const { return status_; }
 
  private:
@@ -52,6 +57,9 @@ class Builder {
   Descriptor current_ = nullptr;
   Status status_;
 };
+
+// The strides of dense images [batch, channel, space...]: channels last, or contiguous.
+std::vector<int64_t> image_strides(std::span<const int64_t> sizes, bool channels_last);
 
 // Asks cuDNN's heuristics for engine configs for a graph, first choice first. `made` owns them.
 Status query_heuristics(const Table& table, Descriptor graph, HeuristicsMode mode, Temporary* made,

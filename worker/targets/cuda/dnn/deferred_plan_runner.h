@@ -164,9 +164,7 @@ class DeferredPlanRunner final : public UnitRunner {
  public:
   DeferredPlanRunner(CudaDevice& device, std::shared_ptr<CudnnTable> table, std::string folder,
                      std::shared_ptr<OpKernels> kernels)
-      : UnitRunner(device),
-        kernels_(std::move(kernels)),
-        lazy_library_(device, std::move(table), std::move(folder)) {}
+      : UnitRunner(device), kernels_(std::move(kernels)), lazy_library_(device, std::move(table), std::move(folder)) {}
 
   std::string name() const override { return Kind::kRunner; }
 

@@ -1,5 +1,7 @@
 #include "worker/targets/cuda/dnn/attention/attention_graph.h"
 
+#include <optional>
+
 #include "worker/targets/cuda/dnn/cudnn_descriptors.h"
 
 namespace torch_remote::worker::cuda {
@@ -30,10 +32,7 @@ class GraphBuilder {
   void add_forward();
   void add_backward();
   Status finish(dnn::Handle handle, Descriptor* graph) {
-    builder_.make(DescriptorType::kGraph)
-        .set_one(Attribute::kGraphHandle, AttributeType::kHandle, handle)
-        .set(Attribute::kGraphOperations, AttributeType::kDescriptor, operations_);
-    *graph = builder_.finish();
+    *graph = builder_.graph(handle, operations_);
     return builder_.status();
   }
 
@@ -43,15 +42,8 @@ class GraphBuilder {
     Sizes sizes = {};
   };
 
-  Tensor tensor(int64_t id, const Sizes& sizes, const Strides& strides, Type type, Attribute what = {}) {
-    builder_.make(DescriptorType::kTensor)
-        .set_one(Attribute::kTensorType, AttributeType::kDataType, type)
-        .set(Attribute::kTensorSizes, AttributeType::kInt64, std::vector<int64_t>(sizes.begin(), sizes.end()))
-        .set(Attribute::kTensorStrides, AttributeType::kInt64, std::vector<int64_t>(strides.begin(), strides.end()))
-        .set_one(Attribute::kTensorId, AttributeType::kInt64, id)
-        .set_one(Attribute::kTensorAlignment, AttributeType::kInt64, dnn::kAlignment);
-    if (what != Attribute{}) builder_.set_one(what, AttributeType::kBool, true);
-    return {builder_.finish(), sizes};
+  Tensor tensor(int64_t id, const Sizes& sizes, const Strides& strides, Type type, std::optional<Attribute> flag = {}) {
+    return {builder_.tensor(id, type, {sizes.begin(), sizes.end()}, {strides.begin(), strides.end()}, flag), sizes};
   }
   Tensor given(AttentionId id, const Sizes& sizes, const Strides& strides) {
     return tensor(static_cast<int64_t>(id), sizes, strides, problem_.type);

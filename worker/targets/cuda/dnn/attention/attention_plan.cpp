@@ -55,7 +55,6 @@ class AttentionPlanner {
     return !tensor || (tensor->dtype == DType::kFloat32 && tensor->sizes == sizes);
   }
   void add_bias(const OpTensor& bias);
-  void add_deferred_copies();
   int64_t rows() const { return plan_.problem.batch * plan_.problem.heads * plan_.problem.queries; }
   const char* kernel(const char* of_f16, const char* of_bf16) const {
     return plan_.problem.type == dnn::Type::kFloat16 ? of_f16 : of_bf16;
@@ -64,13 +63,8 @@ class AttentionPlanner {
   OpNode node_;
   PlanBuilder builder_;
   AttentionPlan& plan_;
-  std::vector<OpTensor> read_;
   std::optional<OpTensor> query_, key_, value_;
   Location has_keys_;  // With a bias: for each of its rows, whether it attends to any key; one byte each.
-  struct DeferredCopy {
-    OpTensor from, to;
-  };
-  std::vector<DeferredCopy> deferred_copies_;  // Copies after the call.
 };
 
 // Reads the operands that both passes have.
@@ -125,7 +119,6 @@ Status AttentionPlanner::find() {
 }
 
 Location AttentionPlanner::read(const OpTensor& tensor, Strides* strides) {
-  read_.push_back(tensor);
   if (has_layout(tensor, strides)) return tensor.location;
   const OpTensor made = builder_.copy_of(tensor, tensor.dtype, tensor.sizes);
   *strides = packed(made);
@@ -134,15 +127,12 @@ Location AttentionPlanner::read(const OpTensor& tensor, Strides* strides) {
 
 // Uses scratch memory if the result is not wanted or cannot be written in place.
 Location AttentionPlanner::write(const std::optional<OpTensor>& tensor, const OpTensor& like, Strides* strides) {
-  const auto is_read = [&] {
-    return std::ranges::any_of(read_,
-                               [&](const OpTensor& read) { return read.location.buffer == tensor->location.buffer; });
-  };
-  if (tensor && has_layout(*tensor, strides) && !is_read()) return tensor->location;
-  const OpTensor made = builder_.scratch_tensor(like.dtype, like.sizes);
-  *strides = packed(made);
-  if (tensor) deferred_copies_.push_back({made, *tensor});
-  return made.location;
+  OpTensor made = like;
+  made.strides = packed_strides(like.sizes);
+  const bool fits = tensor && has_layout(*tensor, strides);
+  const Location location = tensor ? builder_.output(*tensor, made, fits) : builder_.scratch(made.nbytes());
+  if (!tensor || location.buffer != tensor->location.buffer) *strides = packed(made);
+  return location;
 }
 
 // Makes the bias that cuDNN accepts: of the queries' dtype, with rows at multiples of 16 bytes, and with all elements
@@ -176,10 +166,6 @@ void AttentionPlanner::add_bias(const OpTensor& given) {
       .at(&AttentionBiasArguments::has_keys, has_keys_);
 }
 
-void AttentionPlanner::add_deferred_copies() {
-  for (const DeferredCopy& deferred : deferred_copies_) builder_.copy(deferred.from, deferred.to);
-}
-
 Status AttentionPlanner::forward() {
   if (Status status = find(); !status.ok()) return status;
   AttentionProblem& problem = plan_.problem;
@@ -190,15 +176,10 @@ Status AttentionPlanner::forward() {
   if (!is_like(out, like) || !has_logsumexp(logsumexp)) return unsupported("into another size or dtype");
   plan_.out = write(out, like, &problem.out);
   // Contiguous, as the backward pass requires it.
-  OpTensor sums;
-  if (logsumexp) sums = *logsumexp;
-  sums.sizes = {problem.batch, problem.heads, problem.queries};
+  OpTensor sums{{}, DType::kFloat32, {problem.batch, problem.heads, problem.queries}, {}};
   sums.strides = packed_strides(sums.sizes);
-  if (!logsumexp || !logsumexp->is_packed() || logsumexp->location.offset % dnn::kAlignment != 0) {
-    sums.location = builder_.scratch(sums.nbytes());
-    if (logsumexp) deferred_copies_.push_back({sums, *logsumexp});
-  }
-  plan_.logsumexp = sums.location;
+  const bool fits = logsumexp && logsumexp->is_packed() && logsumexp->location.offset % dnn::kAlignment == 0;
+  plan_.logsumexp = logsumexp ? builder_.output(*logsumexp, sums, fits) : builder_.scratch(sums.nbytes());
   plan_.before = plan_.steps.steps.size();
   if (problem.has_bias()) {
     AttentionMaskedRowsArguments call;
@@ -216,7 +197,6 @@ Status AttentionPlanner::forward() {
         .at(&AttentionMaskedRowsArguments::out, plan_.out)
         .at(&AttentionMaskedRowsArguments::logsumexp, plan_.logsumexp);
   }
-  add_deferred_copies();
   return {};
 }
 
@@ -235,7 +215,6 @@ Status AttentionPlanner::backward() {
   if (!fits) return unsupported("of sizes or dtypes that do not match");
   plan_.grad = read(*grad, &problem.grad);
   plan_.out = read(*out, &problem.out);
-  read_.push_back(*logsumexp);
   plan_.logsumexp = logsumexp->location;
   if (problem.has_bias()) {  // Rows that attend to no key get weights of 0.
     plan_.logsumexp = builder_.scratch(static_cast<uint64_t>(rows()) * sizeof(float));
@@ -254,7 +233,6 @@ Status AttentionPlanner::backward() {
   plan_.grad_key = write(node_.result(1), *key_, &problem.grad_key);
   plan_.grad_value = write(node_.result(2), *value_, &problem.grad_value);
   plan_.before = plan_.steps.steps.size();
-  add_deferred_copies();
   return {};
 }
 

@@ -1,6 +1,7 @@
 #include "worker/targets/cuda/dnn/batch_norm/batch_norm_graph.h"
 
 #include <initializer_list>
+#include <optional>
 #include <utility>
 
 #include "worker/targets/cuda/dnn/cudnn_descriptors.h"
@@ -16,15 +17,6 @@ using enum BatchNormId;
 
 }  // namespace
 
-std::vector<int64_t> channels_last_strides(const std::vector<int64_t>& sizes) {
-  std::vector<int64_t> strides(sizes.size());
-  strides[1] = 1;
-  int64_t step = sizes[1];
-  for (size_t d = sizes.size(); d-- > 2; step *= sizes[d]) strides[d] = step;
-  strides[0] = step;
-  return strides;
-}
-
 std::string BatchNormProblem::key_of() const {
   std::string key = std::string(backward            ? "b"
                                 : has_running_stats ? "r"
@@ -37,22 +29,16 @@ std::string BatchNormProblem::key_of() const {
 Status describe_batch_norm(const dnn::Table& table, dnn::Handle handle, const BatchNormProblem& problem,
                            std::vector<Descriptor>* made, Descriptor* graph) {
   dnn::Builder builder(table, made);
-  const auto tensor = [&](BatchNormId id, const std::vector<int64_t>& sizes, dnn::Type type, bool is_number = false) {
-    builder.make(DescriptorType::kTensor)
-        .set_one(Attribute::kTensorType, AttributeType::kDataType, type)
-        .set(Attribute::kTensorSizes, AttributeType::kInt64, sizes)
-        .set(Attribute::kTensorStrides, AttributeType::kInt64, channels_last_strides(sizes))
-        .set_one(Attribute::kTensorId, AttributeType::kInt64, static_cast<int64_t>(id))
-        .set_one(Attribute::kTensorAlignment, AttributeType::kInt64, dnn::kAlignment);
-    if (is_number) builder.set_one(Attribute::kTensorIsNumber, AttributeType::kBool, true);
-    return builder.finish();
+  const auto tensor = [&](BatchNormId id, const std::vector<int64_t>& sizes, dnn::Type type,
+                          std::optional<Attribute> flag = {}) {
+    return builder.tensor(static_cast<int64_t>(id), type, sizes, dnn::image_strides(sizes, true), flag);
   };
   const std::vector<int64_t> one(problem.sizes.size(), 1);
   std::vector<int64_t> channels = one;
   channels[1] = problem.sizes[1];
   const auto image = [&](BatchNormId id) { return tensor(id, problem.sizes, problem.type); };
   const auto of_channels = [&](BatchNormId id) { return tensor(id, channels, dnn::Type::kFloat32); };
-  const auto number = [&](BatchNormId id) { return tensor(id, one, dnn::Type::kFloat32, true); };
+  const auto number = [&](BatchNormId id) { return tensor(id, one, dnn::Type::kFloat32, Attribute::kTensorIsNumber); };
 
   std::vector<std::pair<Attribute, Descriptor>> tensors;
   if (problem.backward) {
@@ -90,11 +76,7 @@ Status describe_batch_norm(const dnn::Table& table, dnn::Handle handle, const Ba
   }
   for (const auto& [attribute, descriptor] : tensors)
     builder.set_one(attribute, AttributeType::kDescriptor, descriptor);
-  const Descriptor norm = builder.finish();
-  builder.make(DescriptorType::kGraph)
-      .set_one(Attribute::kGraphHandle, AttributeType::kHandle, handle)
-      .set_one(Attribute::kGraphOperations, AttributeType::kDescriptor, norm);
-  *graph = builder.finish();
+  *graph = builder.graph(handle, {builder.finish()});
   return builder.status();
 }
 

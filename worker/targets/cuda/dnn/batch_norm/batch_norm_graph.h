@@ -25,9 +25,6 @@ struct BatchNormProblem {
   std::string key_of() const;
 };
 
-// The strides of contiguous channels-last images with these sizes: [batch, channel, space...].
-std::vector<int64_t> channels_last_strides(const std::vector<int64_t>& sizes);
-
 // Tensors of the graphs.
 enum class BatchNormId : uint8_t {
   kInput = 1,

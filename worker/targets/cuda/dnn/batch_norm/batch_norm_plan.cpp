@@ -1,9 +1,9 @@
 #include "worker/targets/cuda/dnn/batch_norm/batch_norm_plan.h"
 
-#include <algorithm>
 #include <optional>
 
 #include "ir/ops/op_table_generated.h"
+#include "worker/targets/cuda/dnn/cudnn_descriptors.h"
 #include "worker/targets/cuda/ops/plan/plan_builder.h"
 
 namespace torch_remote::worker::cuda {
@@ -11,12 +11,13 @@ namespace {
 
 using ir::DType;
 
-bool is_channels_last(const OpTensor& tensor) {
-  const std::vector<int64_t> strides = channels_last_strides(tensor.sizes);
-  for (size_t d = 0; d < tensor.sizes.size(); ++d) {
-    if (tensor.sizes[d] != 1 && tensor.strides[d] != strides[d]) return false;
-  }
-  return true;
+bool is_channels_last(const OpTensor& tensor) { return tensor.has_strides(dnn::image_strides(tensor.sizes, true)); }
+
+bool is_aligned(const OpTensor& tensor) { return tensor.location.offset % dnn::kAlignment == 0; }
+
+// Whether cuDNN can use the tensor as one f32 number per channel.
+bool is_of_channels(const OpTensor& tensor) {
+  return tensor.dtype == DType::kFloat32 && tensor.is_packed() && is_aligned(tensor);
 }
 
 class BatchNormPlanner {
@@ -33,10 +34,6 @@ class BatchNormPlanner {
   Status finish() { return builder_.finish(); }
 
  private:
-  struct DeferredCopy {
-    OpTensor from, to;
-  };
-
   Status take_input();
   OpTensor image(const OpTensor& like) const;
   Location read_image(const OpTensor& tensor);
@@ -44,20 +41,11 @@ class BatchNormPlanner {
   Location read_channels(const OpTensor& tensor);
   // A result that is not wanted is written to scratch memory.
   Location write_channels(const std::optional<OpTensor>& tensor);
-  bool is_read(const OpTensor& tensor) const {
-    return std::ranges::any_of(read_, [&](uint32_t buffer) { return buffer == tensor.location.buffer; });
-  }
-  void add_deferred_copies() {
-    plan_.before = plan_.steps.steps.size();
-    for (const DeferredCopy& deferred : deferred_copies_) builder_.copy(deferred.from, deferred.to);
-  }
 
   OpNode node_;
   PlanBuilder builder_;
   BatchNormPlan& plan_;
   OpTensor input_;
-  std::vector<uint32_t> read_;  // buffers
-  std::vector<DeferredCopy> deferred_copies_;
 };
 
 Status BatchNormPlanner::take_input() {
@@ -75,16 +63,13 @@ Status BatchNormPlanner::take_input() {
 OpTensor BatchNormPlanner::image(const OpTensor& like) const {
   OpTensor made = like;
   made.dtype = input_.dtype;
-  made.strides = channels_last_strides(like.sizes);
+  made.strides = dnn::image_strides(like.sizes, true);
   return made;
 }
 
 Location BatchNormPlanner::read_image(const OpTensor& tensor) {
   node_.require(tensor.sizes == input_.sizes);
-  read_.push_back(tensor.location.buffer);
-  if (tensor.dtype == input_.dtype && is_channels_last(tensor) && tensor.location.offset % dnn::kAlignment == 0) {
-    return tensor.location;
-  }
+  if (tensor.dtype == input_.dtype && is_channels_last(tensor) && is_aligned(tensor)) return tensor.location;
   OpTensor made = image(tensor);
   made.location = builder_.scratch(made.nbytes());
   builder_.copy(tensor, made);
@@ -95,33 +80,20 @@ Location BatchNormPlanner::write_image(const OpTensor& tensor) {
   const bool fits = tensor.sizes == input_.sizes && tensor.dtype == input_.dtype;
   node_.require(fits);
   if (!fits) return {};
-  if (is_channels_last(tensor) && tensor.location.offset % dnn::kAlignment == 0 && !is_read(tensor))
-    return tensor.location;
-  OpTensor made = image(tensor);
-  made.location = builder_.scratch(made.nbytes());
-  deferred_copies_.push_back({made, tensor});
-  return made.location;
+  return builder_.output(tensor, image(tensor), is_channels_last(tensor) && is_aligned(tensor));
 }
 
 Location BatchNormPlanner::read_channels(const OpTensor& tensor) {
-  read_.push_back(tensor.location.buffer);
   node_.require(tensor.count() == input_.sizes[1]);
-  if (tensor.dtype == DType::kFloat32 && tensor.is_packed() && tensor.location.offset % dnn::kAlignment == 0) {
-    return tensor.location;
-  }
+  if (is_of_channels(tensor)) return tensor.location;
   return builder_.copy_of(tensor, DType::kFloat32, {input_.sizes[1]}).location;
 }
 
 Location BatchNormPlanner::write_channels(const std::optional<OpTensor>& tensor) {
   const bool is_there = tensor && tensor->count() != 0;
   node_.require(!is_there || tensor->count() == input_.sizes[1]);
-  if (is_there && tensor->dtype == DType::kFloat32 && tensor->is_packed() &&
-      tensor->location.offset % dnn::kAlignment == 0 && !is_read(*tensor)) {
-    return tensor->location;
-  }
-  const OpTensor made = builder_.scratch_tensor(DType::kFloat32, {input_.sizes[1]});
-  if (is_there) deferred_copies_.push_back({made, *tensor});
-  return made.location;
+  const OpTensor made{{}, DType::kFloat32, {input_.sizes[1]}, {1}};
+  return is_there ? builder_.output(*tensor, made, is_of_channels(*tensor)) : builder_.scratch(made.nbytes());
 }
 
 Status BatchNormPlanner::forward() {
@@ -143,7 +115,7 @@ Status BatchNormPlanner::forward() {
   plan_.output = write_image(*result);
   plan_.mean = write_channels(node_.result(1));
   plan_.inverse_std = write_channels(node_.result(2));
-  add_deferred_copies();
+  plan_.before = plan_.steps.steps.size();
   return {};
 }
 
@@ -164,7 +136,7 @@ Status BatchNormPlanner::backward() {
   plan_.grad_input = write_image(*grad_input);
   plan_.grad_scale = write_channels(node_.result(1));
   plan_.grad_bias = write_channels(node_.result(2));
-  add_deferred_copies();
+  plan_.before = plan_.steps.steps.size();
   return {};
 }
 

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <initializer_list>
 #include <utility>
 
 #include "ir/ops/op_table_generated.h"
+#include "worker/targets/cuda/dnn/cudnn_descriptors.h"
 #include "worker/targets/cuda/ops/plan/plan_builder.h"
 
 namespace torch_remote::worker::cuda {
@@ -16,24 +16,10 @@ using ir::DType;
 constexpr size_t kMaxSpaceDims = 3;
 constexpr int64_t kMaxNumber = int64_t{1} << 31;  // Paddings, strides and dilations are below it.
 
-// Strides of a dense tensor in channels-last or contiguous layout.
-std::vector<int64_t> strides_of(std::span<const int64_t> sizes, bool channels_last) {
-  if (!channels_last) return packed_strides(sizes);
-  std::vector<int64_t> strides(sizes.size());
-  strides[1] = 1;
-  int64_t step = sizes[1];
-  for (size_t d = sizes.size(); d-- > 2; step *= sizes[d]) strides[d] = step;
-  strides[0] = step;
-  return strides;
-}
-
-// Whether the tensor has this layout and is aligned. Strides of dims of size 1 do not matter.
+// Whether the tensor has this layout and is aligned.
 bool has_layout(const OpTensor& tensor, bool channels_last) {
-  const std::vector<int64_t> strides = strides_of(tensor.sizes, channels_last);
-  for (size_t d = 0; d < tensor.sizes.size(); ++d) {
-    if (tensor.sizes[d] != 1 && tensor.strides[d] != strides[d]) return false;
-  }
-  return tensor.location.offset % dnn::kAlignment == 0;
+  return tensor.has_strides(dnn::image_strides(tensor.sizes, channels_last)) &&
+         tensor.location.offset % dnn::kAlignment == 0;
 }
 
 class ConvolutionPlanner {
@@ -56,10 +42,9 @@ class ConvolutionPlanner {
   static Status check_space(const OpTensor& image);
   void choose_layout(const std::vector<const OpTensor*>& tensors);
   bool channels_last() const { return channels_last_; }
-  OpTensor in_layout(const OpTensor& tensor, Location location) const;
+  OpTensor in_layout(const OpTensor& tensor) const;
   CallTensor read(const OpTensor& tensor);
-  // `reads`: the call's operands, whose memory it must not overwrite.
-  CallTensor write(const OpTensor& tensor, std::initializer_list<const OpTensor*> reads);
+  CallTensor write(const OpTensor& tensor);
   Status add(ConvolutionPass pass, const CallTensor& image, const CallTensor& filter, const CallTensor& output);
   void fill_with_zeros(const OpTensor& tensor);
   OpTensor dense(const OpTensor& image);
@@ -72,7 +57,6 @@ class ConvolutionPlanner {
   bool channels_last_ = false;
   int64_t groups_ = 1;
   std::vector<int64_t> padding_, stride_, dilation_;
-  std::vector<CallTensor> written_;  // Results that are copied after the calls.
 };
 
 // Reads one number per space dim. Images with one space dim get another one of size 1 in front.
@@ -117,26 +101,22 @@ void ConvolutionPlanner::choose_layout(const std::vector<const OpTensor*>& tenso
   if (layout_ == ConvolutionLayout::kOther && !only_first) channels_last_ = !channels_last_;
 }
 
-OpTensor ConvolutionPlanner::in_layout(const OpTensor& tensor, Location location) const {
+OpTensor ConvolutionPlanner::in_layout(const OpTensor& tensor) const {
   OpTensor made = tensor;
-  made.strides = strides_of(tensor.sizes, channels_last());
-  made.location = location;
+  made.strides = dnn::image_strides(tensor.sizes, channels_last());
   return made;
 }
 
 ConvolutionPlanner::CallTensor ConvolutionPlanner::read(const OpTensor& tensor) {
   if (has_layout(tensor, channels_last())) return {tensor, tensor.location};
-  const OpTensor moved = in_layout(tensor, builder_.scratch(tensor.nbytes()));
+  OpTensor moved = in_layout(tensor);
+  moved.location = builder_.scratch(tensor.nbytes());
   builder_.copy(tensor, moved);
   return {tensor, moved.location};
 }
 
-ConvolutionPlanner::CallTensor ConvolutionPlanner::write(const OpTensor& tensor,
-                                                         std::initializer_list<const OpTensor*> reads) {
-  const bool is_read =
-      std::ranges::any_of(reads, [&](const OpTensor* read) { return read->location.buffer == tensor.location.buffer; });
-  if (has_layout(tensor, channels_last()) && !is_read) return {tensor, tensor.location};
-  return written_.emplace_back(CallTensor{tensor, builder_.scratch(tensor.nbytes())});
+ConvolutionPlanner::CallTensor ConvolutionPlanner::write(const OpTensor& tensor) {
+  return {tensor, builder_.output(tensor, in_layout(tensor), has_layout(tensor, channels_last()))};
 }
 
 Status ConvolutionPlanner::add(ConvolutionPass pass, const CallTensor& image, const CallTensor& filter,
@@ -196,7 +176,6 @@ OpTensor ConvolutionPlanner::dense(const OpTensor& image) {
 // Adds the copies after the calls.
 Status ConvolutionPlanner::finish() {
   plan_.before = plan_.steps.steps.size();
-  for (const CallTensor& side : written_) builder_.copy(in_layout(side.tensor, side.location), side.tensor);
   return builder_.finish();
 }
 
@@ -218,7 +197,7 @@ Status ConvolutionPlanner::forward() {
     return finish();
   }
   choose_layout({&*input, &*weight, &*result});
-  const CallTensor in = read(*input), filter = read(*weight), out = write(*result, {&*input, &*weight});
+  const CallTensor in = read(*input), filter = read(*weight), out = write(*result);
   if (bias && !transposed) plan_.call_bias = builder_.packed(*bias);
   Status status = transposed ? add(ConvolutionPass::kBackwardData, out, filter, in)
                              : add(ConvolutionPass::kForward, in, filter, out);
@@ -263,12 +242,12 @@ Status ConvolutionPlanner::backward() {
     choose_layout(tensors);
     const CallTensor given = read(*grad);
     if (grad_input) {
-      const CallTensor filter = read(*weight), made = write(*grad_input, {&*grad, &*weight, &*input});
+      const CallTensor filter = read(*weight), made = write(*grad_input);
       status = transposed ? add(ConvolutionPass::kForward, given, filter, made)
                           : add(ConvolutionPass::kBackwardData, made, filter, given);
     }
     if (status.ok() && grad_weight) {
-      const CallTensor in = read(*input), made = write(*grad_weight, {&*grad, &*weight, &*input});
+      const CallTensor in = read(*input), made = write(*grad_weight);
       status = transposed ? add(ConvolutionPass::kBackwardFilter, given, made, in)
                           : add(ConvolutionPass::kBackwardFilter, in, made, given);
     }

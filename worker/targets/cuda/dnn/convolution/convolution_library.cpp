@@ -1,6 +1,7 @@
 #include "worker/targets/cuda/dnn/convolution/convolution_library.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "worker/targets/cuda/dnn/cudnn_descriptors.h"
@@ -13,20 +14,6 @@ using dnn::AttributeType;
 using dnn::DescriptorType;
 
 enum Id : int64_t { kImageId = 1, kFilterId, kOutputId, kBiasId, kBetweenId };
-
-std::vector<int64_t> strides_of(const std::vector<int64_t>& sizes, bool channels_last) {
-  std::vector<int64_t> strides(sizes.size());
-  int64_t step = 1;
-  const auto lay = [&](size_t d) {
-    strides[d] = step;
-    step *= sizes[d];
-  };
-  if (channels_last) lay(1);
-  for (size_t d = sizes.size(); d-- > 2;) lay(d);
-  if (!channels_last) lay(1);
-  lay(0);
-  return strides;
-}
 
 }  // namespace
 
@@ -53,14 +40,9 @@ Status ConvolutionLibrary::describe(const ConvolutionProblem& problem, dnn::Hand
   const dnn::Type precision = wide ? dnn::Type::kFloat64 : dnn::Type::kFloat32;
   dnn::Builder builder(table(), made_for);
   const auto tensor = [&](Id id, const std::vector<int64_t>& sizes, dnn::Type type, int64_t alignment) {
-    builder.make(DescriptorType::kTensor)
-        .set_one(Attribute::kTensorType, AttributeType::kDataType, type)
-        .set(Attribute::kTensorSizes, AttributeType::kInt64, sizes)
-        .set(Attribute::kTensorStrides, AttributeType::kInt64, strides_of(sizes, problem.channels_last))
-        .set_one(Attribute::kTensorId, AttributeType::kInt64, static_cast<int64_t>(id))
-        .set_one(Attribute::kTensorAlignment, AttributeType::kInt64, alignment);
-    if (id == kBetweenId) builder.set_one(Attribute::kTensorIsVirtual, AttributeType::kBool, true);
-    return builder.finish();
+    const bool is_virtual = id == kBetweenId;
+    return builder.tensor(id, type, sizes, dnn::image_strides(sizes, problem.channels_last),
+                          is_virtual ? std::optional(Attribute::kTensorIsVirtual) : std::nullopt, alignment);
   };
   const dnn::Descriptor image = tensor(kImageId, problem.image, problem.type, dnn::kAlignment);
   const dnn::Descriptor filter = tensor(kFilterId, problem.filter, problem.type, dnn::kAlignment);
@@ -115,10 +97,7 @@ Status ConvolutionLibrary::describe(const ConvolutionProblem& problem, dnn::Hand
         .set_one(Attribute::kPointwiseResult, AttributeType::kDescriptor, output);
     operations.push_back(builder.finish());
   }
-  builder.make(DescriptorType::kGraph)
-      .set_one(Attribute::kGraphHandle, AttributeType::kHandle, handle)
-      .set(Attribute::kGraphOperations, AttributeType::kDescriptor, operations);
-  *graph = builder.finish();
+  *graph = builder.graph(handle, operations);
   return builder.status();
 }
 

@@ -1,8 +1,8 @@
 #include "worker/targets/cuda/dnn/rnn/rnn_plan.h"
 
-#include <algorithm>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "ir/ops/op_table_generated.h"
 #include "worker/targets/cuda/ops/plan/plan_builder.h"
@@ -28,9 +28,6 @@ class RnnPlanner {
   Status backward();
 
  private:
-  struct DeferredCopy {
-    OpTensor from, to;
-  };
   // The tensor's location if it is contiguous, else that of a contiguous copy.
   Location read(const OpTensor& tensor);
   Location read_given(std::string_view name);
@@ -55,13 +52,13 @@ class RnnPlanner {
   const RnnProblem& problem_;
   const RnnSpace& space_;
   RnnPlan& plan_;
-  std::vector<uint32_t> read_;  // Buffers.
-  std::vector<DeferredCopy> deferred_copies_;
 };
 
+// Whether cuDNN can use the tensor in place.
+bool fits(const OpTensor& tensor) { return tensor.is_packed() && tensor.location.offset % dnn::kAlignment == 0; }
+
 Location RnnPlanner::read(const OpTensor& tensor) {
-  read_.push_back(tensor.location.buffer);
-  if (tensor.is_packed() && tensor.location.offset % dnn::kAlignment == 0) return tensor.location;
+  if (fits(tensor)) return tensor.location;
   return builder_.copy_of(tensor, tensor.dtype, tensor.sizes).location;
 }
 
@@ -72,11 +69,9 @@ Location RnnPlanner::read_given(std::string_view name) {
 
 Location RnnPlanner::write(const std::optional<OpTensor>& tensor, bool must, uint64_t nbytes) {
   if (!tensor || tensor->count() == 0) return must ? builder_.scratch(nbytes) : Location();
-  const bool is_read = std::ranges::count(read_, tensor->location.buffer) != 0;
-  if (tensor->is_packed() && tensor->location.offset % dnn::kAlignment == 0 && !is_read) return tensor->location;
-  const OpTensor made = builder_.scratch_tensor(tensor->dtype, tensor->sizes);
-  deferred_copies_.push_back({made, *tensor});
-  return made.location;
+  OpTensor made = *tensor;
+  made.strides = packed_strides(tensor->sizes);
+  return builder_.output(*tensor, std::move(made), fits(*tensor));
 }
 
 template <typename Weight, typename F>
@@ -118,10 +113,7 @@ void RnnPlanner::read_layer() {
       [&](int64_t number) -> std::optional<OpTensor> {
         return node_.tensor_of(list.items[static_cast<size_t>(number)].a);
       },
-      [&](const OpTensor& part, uint64_t from) {
-        read_.push_back(part.location.buffer);
-        builder_.copy(part, in_weights(part, plan_.weights, from));
-      });
+      [&](const OpTensor& part, uint64_t from) { builder_.copy(part, in_weights(part, plan_.weights, from)); });
 }
 
 Status RnnPlanner::forward() {
@@ -135,7 +127,6 @@ Status RnnPlanner::forward() {
     plan_.steps.steps.emplace_back(OpFill{kept->location, kept->nbytes(), 0xFF});
   }
   plan_.before = plan_.steps.steps.size();
-  for (const DeferredCopy& deferred : deferred_copies_) builder_.copy(deferred.from, deferred.to);
   return builder_.finish();
 }
 
@@ -165,7 +156,6 @@ Status RnnPlanner::backward() {
     builder_.zero(plan_.grad_weights, space_.weights);
   }
   plan_.before = plan_.steps.steps.size();
-  for (const DeferredCopy& deferred : deferred_copies_) builder_.copy(deferred.from, deferred.to);
   for_each_weight(grad_weight, [&](const OpTensor& part, uint64_t from) {
     builder_.copy(in_weights(part, plan_.grad_weights, from), part);
   });

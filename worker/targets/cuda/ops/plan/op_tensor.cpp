@@ -50,6 +50,13 @@ bool OpTensor::is_packed() const {
   return true;
 }
 
+bool OpTensor::has_strides(std::span<const int64_t> wanted) const {
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] != 1 && strides[d] != wanted[d]) return false;
+  }
+  return true;
+}
+
 OuterLengthInner split(std::span<const int64_t> sizes, int64_t dim) {
   OuterLengthInner made;
   if (sizes.empty()) return made;

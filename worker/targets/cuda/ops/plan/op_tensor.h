@@ -27,6 +27,8 @@ struct OpTensor {
   int64_t count() const { return count_of(sizes); }  // number of elements
   // Whether the elements are contiguous, in row-major order. True if there are none.
   bool is_packed() const;
+  // Whether the strides are these. Strides of dims of size 1 do not matter.
+  bool has_strides(std::span<const int64_t> wanted) const;
   // Bytes of the elements alone, without gaps.
   uint64_t nbytes() const { return static_cast<uint64_t>(count()) * ir::item_size(dtype); }
 };

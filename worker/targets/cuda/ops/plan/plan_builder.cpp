@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "ir/analysis.h"
 #include "worker/targets/cuda/kernels/complex_arguments.h"
@@ -152,15 +153,20 @@ bool PlanBuilder::is_read(uint32_t buffer) const {
 }
 
 Location PlanBuilder::output(const OpTensor& to) {
-  if (to.is_packed() && !is_read(to.location.buffer)) return to.location;
-  const Location location = scratch(to.nbytes());
-  deferred_copies_.push_back({location, to});
-  return location;
+  OpTensor made = to;
+  made.strides = packed_strides(to.sizes);
+  return output(to, std::move(made), to.is_packed());
+}
+
+Location PlanBuilder::output(const OpTensor& to, OpTensor made, bool fits) {
+  if (fits && !is_read(to.location.buffer)) return to.location;
+  made.location = scratch(made.nbytes());
+  deferred_copies_.push_back({std::move(made), to});
+  return deferred_copies_.back().from.location;
 }
 
 Status PlanBuilder::finish() {
-  for (const DeferredCopy& deferred : deferred_copies_)
-    add_copy(deferred.from, deferred.to.dtype, packed_strides(deferred.to.sizes), deferred.to);
+  for (const DeferredCopy& deferred : deferred_copies_) copy(deferred.from, deferred.to);
   deferred_copies_.clear();
   const bool fits =
       node_.fits() && std::ranges::all_of(plan_->steps, [&](const OpStep& step) { return is_valid(step); });

@@ -46,6 +46,8 @@ class PlanBuilder {
   // Where to write a result's contiguous elements. It is in scratch memory if the result is strided or an operand
   // shares its buffer; `finish` then adds the copy.
   Location output(const OpTensor& to);
+  // The same for elements with the dtype and strides of `made`. `fits`: the result's memory can be written like that.
+  Location output(const OpTensor& to, OpTensor made, bool fits);
 
   // Broadcasts `from`. Requires (OpNode::require) that its sizes can be broadcast.
   void copy(const OpTensor& from, const OpTensor& to);
@@ -80,8 +82,7 @@ class PlanBuilder {
   OpPlan* const plan_;
   std::map<uint32_t, uint64_t> ends_;  // One past the last byte of each buffer that the node's views reach.
   struct DeferredCopy {
-    Location from;
-    OpTensor to;
+    OpTensor from, to;
   };
   std::vector<DeferredCopy> deferred_copies_;
 };
