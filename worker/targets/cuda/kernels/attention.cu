@@ -11,17 +11,7 @@ namespace {
 constexpr u32 kAll = 0xFFFFFFFF;
 
 template <i64 kType>
-struct Element;
-template <>
-struct Element<kFloat32> {
-  using Wide = float;
-};
-template <>
-struct Element<kFloat16> {
-  using Wide = float;
-};
-template <>
-struct Element<kBFloat16> {
+struct Element {
   using Wide = float;
 };
 template <>

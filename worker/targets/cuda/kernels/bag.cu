@@ -8,16 +8,7 @@ namespace {
 
 // The bag of index i: the last one that begins at i or before.
 __device__ i64 bag_of(const i64* offsets, i64 bags, i64 i) {
-  i64 low = 0, high = bags;
-  while (low < high) {
-    const i64 middle = (low + high) / 2;
-    if (offsets[middle] <= i) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return low - 1;
+  return partition_point(0, bags, [&](i64 bag) { return offsets[bag] <= i; }) - 1;
 }
 
 constexpr int kRowThreads = 128;
@@ -47,14 +38,7 @@ __device__ double norm_of_block(const RenormArguments& f, double mine, double* s
     if (f.norm == RowNorm::kMin) return a <= b || a != a ? a : b;
     return a + b;
   };
-  sync();
-  shared[thread()] = mine;
-  for (int apart = kRowThreads / 2; apart > 0; apart /= 2) {
-    sync();
-    if (thread() < apart) shared[thread()] = both(shared[thread()], shared[thread() + apart]);
-  }
-  sync();
-  const double all = shared[0];
+  const double all = over_block<kRowThreads>(mine, shared, both);
   if (f.norm == RowNorm::kL2) return __builtin_sqrt(all);
   if (f.norm == RowNorm::kPower) return f64::pow(all, 1 / f.p);
   return all;

@@ -15,8 +15,6 @@ __device__ Complex operator*(Complex a, Complex b) {
   return {a.real * b.real - a.imaginary * b.imaginary, a.real * b.imaginary + a.imaginary * b.real};
 }
 
-__device__ double magnitude(double x) { return x < 0 ? -x : x == 0 ? 0 : x; }
-
 __device__ double size_of(Complex x) { return f64::hypot(x.real, x.imaginary); }
 __device__ double angle_of(Complex x) { return f64::atan2(x.imaginary, x.real); }
 
@@ -315,15 +313,10 @@ KERNEL(256) complex_product(const ScanArguments scan) {
     for (i64 i = thread(); i < scan.length; i += 256) {
       product = product * load(scan.in, begin + i * scan.inner, scan.in_dtype);
     }
-    sync();  // The previous line has been read.
-    shared[thread()] = product;
-    for (int half = 128; half > 0; half /= 2) {
-      sync();
-      if (thread() < half) shared[thread()] = shared[thread()] * shared[thread() + half];
-    }
+    product = over_block<256>(product, shared, [](Complex a, Complex b) { return a * b; });
     if (thread() != 0) continue;
-    store_float(scan.out, 2 * line, scan.out_dtype, shared[0].real);
-    store_float(scan.out, 2 * line + 1, scan.out_dtype, shared[0].imaginary);
+    store_float(scan.out, 2 * line, scan.out_dtype, product.real);
+    store_float(scan.out, 2 * line + 1, scan.out_dtype, product.imaginary);
   }
 }
 

@@ -131,6 +131,18 @@ __device__ inline void store_int(u64 address, i64 i, i64 dtype, i64 x) {
       pointer<i64>(address)[i] = x;
   }
 }
+// The same for numbers of type double or i64.
+template <typename T>
+__device__ inline T load_number(u64 address, i64 i, i64 dtype) {
+  if constexpr (__is_same(T, double)) {
+    return load_float(address, i, dtype);
+  } else {
+    return load_int(address, i, dtype);
+  }
+}
+__device__ inline void store_number(u64 address, i64 i, i64 dtype, double x) { store_float(address, i, dtype, x); }
+__device__ inline void store_number(u64 address, i64 i, i64 dtype, i64 x) { store_int(address, i, dtype, x); }
+
 // The value after a store and a load.
 __device__ inline double rounded(double x, i64 dtype) {
   switch (dtype) {
@@ -176,6 +188,25 @@ __device__ inline void move(u64 to, i64 to_at, u64 from, i64 from_at, i64 item) 
   }
 }
 
+// -- blocks
+
+// Combines the values of the block's kThreads threads in a fixed order. Returns the result to all threads.
+template <int kThreads, typename T, typename F>
+__device__ inline T over_block(T mine, T* shared, F&& both) {
+  sync();  // The previous result has been read.
+  shared[thread()] = mine;
+  for (int apart = kThreads / 2; apart > 0; apart /= 2) {
+    sync();
+    if (thread() < apart) shared[thread()] = both(shared[thread()], shared[thread() + apart]);
+  }
+  sync();
+  return shared[0];
+}
+template <int kThreads>
+__device__ inline double sum_of_block(double mine, double* shared) {
+  return over_block<kThreads>(mine, shared, [](double a, double b) { return a + b; });
+}
+
 // -- failures that depend on data
 
 // The layout of codegen::gpu::IndexRecord. fail() keeps the first failure. `record`
@@ -195,6 +226,8 @@ __device__ inline void fail(u64 record, u32 operand, i64 index, i64 bound) {
 }
 
 // -- elementary functions, in f64
+
+__device__ inline double magnitude(double x) { return x < 0 ? -x : x == 0 ? 0 : x; }
 
 namespace f64 = codegen::formulas::f64;
 using f64::exp;

@@ -29,6 +29,41 @@ __device__ double between(const LinspaceArguments& f, double first, double last,
   return last - rounded(step * static_cast<double>(f.count - 1 - i), f.dtype);
 }
 
+// Sets an element of `item` bytes (1, 2, 4, 8 or 16) to these bits; the halves of 16 bytes are equal.
+__device__ void set_bits(u64 to, i64 at, i64 item, u64 bits) {
+  switch (item) {
+    case 1:
+      pointer<u8>(to)[at] = static_cast<u8>(bits);
+      break;
+    case 2:
+      pointer<u16>(to)[at] = static_cast<u16>(bits);
+      break;
+    case 4:
+      pointer<u32>(to)[at] = static_cast<u32>(bits);
+      break;
+    case 8:
+      pointer<u64>(to)[at] = bits;
+      break;
+    default:
+      pointer<u64>(to)[2 * at] = bits;
+      pointer<u64>(to)[2 * at + 1] = bits;
+  }
+}
+
+// The sum of the windows' elements that were taken from element `at`.
+template <typename T>
+__device__ T sum_of_windows(const UnfoldBackwardArguments& f, i64 at) {
+  const i64 line = divide(at, f.inner), inner = at - line * f.inner;
+  const i64 outer = divide(line, f.length), t = line - outer * f.length;
+  const i64 begin = t < f.size ? 0 : divide(t - f.size, f.step) + 1;
+  const i64 end = divide(t, f.step) + 1 < f.windows ? divide(t, f.step) + 1 : f.windows;
+  T sum = 0;
+  for (i64 w = begin; w < end; ++w) {
+    sum += load_number<T>(f.in, ((outer * f.windows + w) * f.inner + inner) * f.size + t - w * f.step, f.dtype);
+  }
+  return sum;
+}
+
 __device__ double end_of(double number, u64 at, i64 dtype) {
   const double end = at != 0 ? *pointer<const double>(at) : number;
   return is_float(dtype) ? rounded(end, dtype) : __builtin_trunc(end);
@@ -61,19 +96,7 @@ KERNEL(256) fill_linspace(const LinspaceArguments f) {
 
 KERNEL(256) fill_bits(const FillArguments fill) {
   for (i64 i = first_item(); i < fill.count; i += all_threads()) {
-    switch (fill.item) {
-      case 1:
-        pointer<u8>(fill.out)[i] = static_cast<u8>(fill.bits);
-        break;
-      case 2:
-        pointer<u16>(fill.out)[i] = static_cast<u16>(fill.bits);
-        break;
-      case 4:
-        pointer<u32>(fill.out)[i] = static_cast<u32>(fill.bits);
-        break;
-      default:
-        pointer<u64>(fill.out)[i] = fill.bits;
-    }
+    set_bits(fill.out, i, fill.item, fill.bits);
   }
 }
 
@@ -84,49 +107,18 @@ KERNEL(256) triangle(const TriangleArguments triangle) {
     const bool kept = triangle.upper != 0 ? column - row >= triangle.diagonal : column - row <= triangle.diagonal;
     if (kept) {
       move(triangle.out, i, triangle.in, i, triangle.item);
-      continue;
-    }
-    switch (triangle.item) {
-      case 1:
-        pointer<u8>(triangle.out)[i] = 0;
-        break;
-      case 2:
-        pointer<u16>(triangle.out)[i] = 0;
-        break;
-      case 4:
-        pointer<u32>(triangle.out)[i] = 0;
-        break;
-      case 8:
-        pointer<u64>(triangle.out)[i] = 0;
-        break;
-      default:
-        pointer<u64>(triangle.out)[2 * i] = 0;
-        pointer<u64>(triangle.out)[2 * i + 1] = 0;
+    } else {
+      set_bits(triangle.out, i, triangle.item, 0);
     }
   }
 }
 
 KERNEL(256) unfold_backward(const UnfoldBackwardArguments f) {
-  const bool floats = is_float(f.dtype);
   for (i64 at = first_item(); at < f.count; at += all_threads()) {
-    const i64 line = divide(at, f.inner), inner = at - line * f.inner;
-    const i64 outer = divide(line, f.length), t = line - outer * f.length;
-    const i64 begin = t < f.size ? 0 : divide(t - f.size, f.step) + 1;
-    const i64 end = divide(t, f.step) + 1 < f.windows ? divide(t, f.step) + 1 : f.windows;
-    double sum = 0;
-    i64 whole = 0;
-    for (i64 w = begin; w < end; ++w) {
-      const i64 from = ((outer * f.windows + w) * f.inner + inner) * f.size + t - w * f.step;
-      if (floats) {
-        sum += load_float(f.in, from, f.dtype);
-      } else {
-        whole += load_int(f.in, from, f.dtype);
-      }
-    }
-    if (floats) {
-      store_float(f.out, at, f.dtype, sum);
+    if (is_float(f.dtype)) {
+      store_float(f.out, at, f.dtype, sum_of_windows<double>(f, at));
     } else {
-      store_int(f.out, at, f.dtype, whole);
+      store_int(f.out, at, f.dtype, sum_of_windows<i64>(f, at));
     }
   }
 }

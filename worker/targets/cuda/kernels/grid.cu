@@ -9,8 +9,6 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__device__ double magnitude(double x) { return x < 0 ? -x : x; }
-
 // A coordinate clamped to the image, and its derivative by the original coordinate.
 struct Inside {
   double at, slope;

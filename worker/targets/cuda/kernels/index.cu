@@ -43,8 +43,6 @@ __device__ Spot find(const IndexArguments& index, i64 p, i64 begin, i64 end, boo
   return spot;
 }
 
-__device__ i64 to_int(const IndexApplyArguments& apply, u64 from, i64 at) { return load_int(from, at, apply.dtype); }
-
 __device__ i64 combine(const IndexApplyArguments& apply, i64 a, i64 b) {
   switch (apply.combine) {
     case Combine::kProduct:
@@ -76,19 +74,6 @@ __device__ i64 mean(i64 sum, i64 count) {
 }
 __device__ double mean(double sum, i64 count) { return sum / static_cast<double>(count); }
 
-__device__ void load(const IndexApplyArguments& apply, u64 from, i64 at, i64* x) {
-  *x = load_int(from, at, apply.dtype);
-}
-__device__ void load(const IndexApplyArguments& apply, u64 from, i64 at, double* x) {
-  *x = load_float(from, at, apply.dtype);
-}
-__device__ void store(const IndexApplyArguments& apply, i64 at, i64 x) {
-  store_int(apply.index.self, at, apply.dtype, x);
-}
-__device__ void store(const IndexApplyArguments& apply, i64 at, double x) {
-  store_float(apply.index.self, at, apply.dtype, x);
-}
-
 // Combines the points that share an element, in their order; `sorted` is the position of the first one among the sorted
 // keys.
 template <typename T>
@@ -98,17 +83,17 @@ __device__ void fold(const IndexApplyArguments& apply, i64 sorted, u64 key, i64 
   T sum = 0;
   i64 count = 0;
   if (apply.with_self != 0) {
-    load(apply, apply.index.self, self, &sum);
+    sum = load_number<T>(apply.index.self, self, apply.dtype);
     count = 1;
   }
   for (i64 i = sorted; i < apply.key_count && keys[i] == key; ++i) {
-    T x = 0;
-    load(apply, apply.index.values, find(apply.index, positions[i], 0, apply.key_dims, false).value + value, &x);
+    const i64 at = find(apply.index, positions[i], 0, apply.key_dims, false).value + value;
+    const T x = load_number<T>(apply.index.values, at, apply.dtype);
     sum = count == 0 && apply.combine != Combine::kSum ? x : combine(apply, sum, x);
     ++count;
   }
   if (apply.combine == Combine::kMean) sum = mean(sum, count);
-  store(apply, self, sum);
+  store_number(apply.index.self, self, apply.dtype, sum);
 }
 
 }  // namespace
@@ -214,20 +199,13 @@ KERNEL(256) nll_loss(const NllLossArguments loss) {
     sum += x;
     weight_sum += weight;
   }
-  sums[thread()] = sum;
-  weights[thread()] = weight_sum;
-  for (int half = 128; half > 0; half /= 2) {
-    sync();
-    if (thread() < half) {
-      sums[thread()] += sums[thread() + half];
-      weights[thread()] += weights[thread() + half];
-    }
-  }
+  sum = sum_of_block<256>(sum, sums);
+  weight_sum = sum_of_block<256>(weight_sum, weights);
   if (thread() != 0) return;
   if (loss.reduction != 0) {
-    store_float(loss.out, 0, loss.dtype, loss.reduction == 1 ? sums[0] / weights[0] : sums[0]);
+    store_float(loss.out, 0, loss.dtype, loss.reduction == 1 ? sum / weight_sum : sum);
   }
-  if (loss.total != 0) store_float(loss.total, 0, loss.dtype, loss.reduction == 0 ? 0 : weights[0]);
+  if (loss.total != 0) store_float(loss.total, 0, loss.dtype, loss.reduction == 0 ? 0 : weight_sum);
 }
 
 }  // namespace torch_remote::worker::cuda

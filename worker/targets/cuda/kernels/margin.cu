@@ -9,18 +9,6 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// The sum over all threads, returned to all threads.
-__device__ double sum_of_block(double mine, double* shared) {
-  sync();
-  shared[thread()] = mine;
-  for (int apart = kThreads / 2; apart > 0; apart /= 2) {
-    sync();
-    if (thread() < apart) shared[thread()] += shared[thread() + apart];
-  }
-  sync();
-  return shared[0];
-}
-
 // The number of labels of a row, returned to all threads. Checks all positions, even after the end of the list.
 __device__ i64 count_labels(const MarginArguments& f, const i64* target, i64* count) {
   sync();
@@ -64,7 +52,7 @@ KERNEL(kThreads) margin_class(const MarginArguments f) {
       const double beyond = f.margin - own + load_float(f.in, first + i, f.dtype);
       if (i != label && beyond > 0) sum += f.squares != 0 ? beyond * beyond : beyond;
     }
-    sum = sum_of_block(sum, shared) * f.scale;
+    sum = sum_of_block<kThreads>(sum, shared) * f.scale;
     if (good && f.weight != 0) sum *= load_float(f.weight, label, f.dtype);
     if (thread() == 0) store_float(f.out, row, f.out_dtype, sum);
   }
@@ -86,7 +74,7 @@ KERNEL(kThreads) margin_class_backward(const MarginArguments f) {
       sum += slope;
       store_float(f.out, first + i, f.dtype, slope * scale);
     }
-    sum = sum_of_block(sum, shared);
+    sum = sum_of_block<kThreads>(sum, shared);
     if (good && thread() == 0) store_float(f.out, first + label, f.dtype, -sum * scale);
   }
 }
@@ -110,7 +98,7 @@ KERNEL(kThreads) margin_labels(const MarginArguments f) {
         if (beyond > 0) sum += beyond;
       }
     }
-    sum = sum_of_block(sum, shared) * f.scale;
+    sum = sum_of_block<kThreads>(sum, shared) * f.scale;
     if (thread() == 0) store_float(f.out, row, f.out_dtype, sum);
   }
 }

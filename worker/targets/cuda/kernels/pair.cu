@@ -7,7 +7,6 @@
 namespace torch_remote::worker::cuda {
 namespace {
 
-__device__ double magnitude(double x) { return x < 0 ? -x : x == 0 ? 0 : x; }
 __device__ double sign(double x) { return x > 0 ? 1 : x < 0 ? -1 : x; }
 // The number of a pair of rows; `first` is less than `second`.
 __device__ i64 pair_of(i64 rows, i64 first, i64 second) {

@@ -6,8 +6,6 @@
 namespace torch_remote::worker::cuda {
 namespace {
 
-__device__ double magnitude(double x) { return x < 0 ? -x : x == 0 ? 0 : x; }
-
 constexpr double kPi = 3.141592653589793, kSqrtPi = 1.7724538509055159;
 
 // The inverse of erf: Winitzki's approximation, then Halley's method. `size` is |y|, and `rest` is 1 - |y|.

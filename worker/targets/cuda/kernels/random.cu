@@ -1,8 +1,8 @@
 // Random fills with the numbers of worker/targets/aten/kernels/random.cpp. A thread uses one Philox4x32-10 block.
 
-#include "worker/targets/cuda/kernels/device.h"
 #include "worker/targets/cuda/kernels/philox.h"
 #include "worker/targets/cuda/kernels/search_arguments.h"
+#include "worker/targets/cuda/kernels/sorted.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
@@ -144,16 +144,9 @@ KERNEL(256) multinomial_draw(const MultinomialArguments f) {
     const Words words = philox(state.seed, state.offset, static_cast<u64>(i));
     const auto* const sums = pointer<const double>(f.sums) + divide(i, f.samples) * f.length;
     const double all = sums[f.length - 1], x = unit(kFloat64, words.word[0], words.word[1]) * all;
-    i64 low = 0, high = f.length - 1;
-    while (low < high) {  // The first sum greater than x; x may be rounded up to the total.
-      const i64 middle = (low + high) / 2;
-      if (sums[middle] > x || !(sums[middle] < all)) {
-        high = middle;
-      } else {
-        low = middle + 1;
-      }
-    }
-    pointer<i64>(f.out)[i] = low;
+    // The first sum greater than x; x may be rounded up to the total.
+    pointer<i64>(f.out)[i] =
+        partition_point(0, f.length - 1, [&](i64 at) { return !(sums[at] > x) && sums[at] < all; });
   }
 }
 

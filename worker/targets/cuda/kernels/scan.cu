@@ -9,35 +9,28 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kEach = 4;
 
-struct FloatScan {
-  using State = double;
-  __device__ static State load(const ScanArguments& scan, i64 at, i64) {
-    const double x = is_float(scan.in_dtype) ? load_float(scan.in, at, scan.in_dtype)
-                                             : static_cast<double>(load_int(scan.in, at, scan.in_dtype));
-    return rounded(x, scan.out_dtype);
+// Numbers of type double or i64.
+template <typename T>
+struct Numbers {
+  using State = T;
+  __device__ static T load(const ScanArguments& scan, i64 at, i64) {
+    const T x = is_float(scan.in_dtype) ? static_cast<T>(load_float(scan.in, at, scan.in_dtype))
+                                        : static_cast<T>(load_int(scan.in, at, scan.in_dtype));
+    if constexpr (__is_same(T, double)) return rounded(x, scan.out_dtype);
+    return x;
   }
-  __device__ static void store(const ScanArguments& scan, i64 at, State x) {
-    store_float(scan.out, at, scan.out_dtype, x);
-  }
-};
-struct IntScan {
-  using State = i64;
-  __device__ static State load(const ScanArguments& scan, i64 at, i64) {
-    return is_float(scan.in_dtype) ? static_cast<i64>(load_float(scan.in, at, scan.in_dtype))
-                                   : load_int(scan.in, at, scan.in_dtype);
-  }
-  __device__ static void store(const ScanArguments& scan, i64 at, State x) {
-    store_int(scan.out, at, scan.out_dtype, x);
+  __device__ static void store(const ScanArguments& scan, i64 at, T x) {
+    store_number(scan.out, at, scan.out_dtype, x);
   }
 };
 
-struct FloatSum : FloatScan {
-  __device__ static State neutral() { return 0; }
-  __device__ static State combine(const ScanArguments&, State a, State b) { return a + b; }
+struct FloatSum : Numbers<double> {
+  __device__ static double neutral() { return 0; }
+  __device__ static double combine(const ScanArguments&, double a, double b) { return a + b; }
 };
-struct IntSum : IntScan {
-  __device__ static State neutral() { return 0; }
-  __device__ static State combine(const ScanArguments&, State a, State b) {
+struct IntSum : Numbers<i64> {
+  __device__ static i64 neutral() { return 0; }
+  __device__ static i64 combine(const ScanArguments&, i64 a, i64 b) {
     return static_cast<i64>(static_cast<u64>(a) + static_cast<u64>(b));
   }
 };
@@ -48,15 +41,15 @@ struct Found {
   T value;
   i64 position;
 };
-template <typename Base, typename T>
+template <typename T>
 struct Extreme {
   using State = Found<T>;
   __device__ static State neutral() { return {0, -1}; }
   __device__ static State load(const ScanArguments& scan, i64 at, i64 position) {
-    return {Base::load(scan, at, position), position};
+    return {Numbers<T>::load(scan, at, position), position};
   }
   __device__ static void store(const ScanArguments& scan, i64 at, State x) {
-    Base::store(scan, at, x.value);
+    Numbers<T>::store(scan, at, x.value);
     pointer<i64>(scan.positions)[at] = x.position;
   }
   __device__ static State combine(const ScanArguments& scan, State a, State b) {
@@ -126,11 +119,9 @@ __device__ void scan_columns(const ScanArguments& scan) {
   KERNEL(kThreads) name##_rows(const ScanArguments scan) { scan_rows<Scan>(scan); } \
   KERNEL(kThreads) name##_columns(const ScanArguments scan) { scan_columns<Scan>(scan); }
 
-using ExtremeFloat = Extreme<FloatScan, double>;
-using ExtremeInt = Extreme<IntScan, i64>;
 SCAN(scan_sum_float, FloatSum)
 SCAN(scan_sum_int, IntSum)
-SCAN(scan_extreme_float, ExtremeFloat)
-SCAN(scan_extreme_int, ExtremeInt)
+SCAN(scan_extreme_float, Extreme<double>)
+SCAN(scan_extreme_int, Extreme<i64>)
 
 }  // namespace torch_remote::worker::cuda

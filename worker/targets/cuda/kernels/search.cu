@@ -10,8 +10,6 @@ constexpr u64 kSign = u64{1} << 63;
 
 __device__ bool is_passed(double bound, double x, bool right) { return right ? !(bound > x) : !(bound >= x); }
 __device__ bool is_passed(i64 bound, i64 x, bool right) { return right ? bound <= x : bound < x; }
-__device__ double load(u64 from, i64 at, i64 dtype, double) { return load_float(from, at, dtype); }
-__device__ i64 load(u64 from, i64 at, i64 dtype, i64) { return load_int(from, at, dtype); }
 
 // The number of the row's bounds that x passes.
 template <typename T>
@@ -26,7 +24,7 @@ __device__ i64 search(const SearchArguments& search, i64 row, T x) {
       fail(search.failure, 0, at, search.length);
       return 0;
     }
-    if (is_passed(load(search.bounds, begin + at, search.dtype, x), x, search.right != 0)) {
+    if (is_passed(load_number<T>(search.bounds, begin + at, search.dtype), x, search.right != 0)) {
       low = middle + 1;
     } else {
       high = middle;

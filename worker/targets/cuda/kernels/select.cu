@@ -1,7 +1,7 @@
 // Elements that are not 0, and unique values: the size of the result depends on the data.
 
-#include "worker/targets/cuda/kernels/device.h"
 #include "worker/targets/cuda/kernels/search_arguments.h"
+#include "worker/targets/cuda/kernels/sorted.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
@@ -154,16 +154,8 @@ KERNEL(kThreads) repeat_count(const RepeatCountArguments repeat) {
 KERNEL(kThreads) repeat_positions(const RepeatArguments repeat) {
   const auto* const sums = pointer<const i64>(repeat.sums);
   for (i64 i = first_item(); i < repeat.found; i += all_threads()) {
-    i64 low = 0, high = repeat.count - 1;
-    while (low < high) {  // The first sum greater than i.
-      const i64 middle = (low + high) / 2;
-      if (sums[middle] <= i) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    store_int(repeat.out, i, repeat.out_dtype, low);
+    const i64 found = partition_point(0, repeat.count - 1, [&](i64 at) { return sums[at] <= i; });
+    store_int(repeat.out, i, repeat.out_dtype, found);
   }
 }
 

@@ -2,7 +2,7 @@
 // are merged in pairs: each element finds its position by a binary search in the other run. Pairs of key and position
 // are unique, so the sort is stable.
 
-#include "worker/targets/cuda/kernels/device.h"
+#include "worker/targets/cuda/kernels/sorted.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
@@ -80,18 +80,11 @@ KERNEL(256) sort_merge(const SortMergeArguments sort) {
     const u64 key = keys[at];
     const u32 position = positions[at];
     const i64 run = divide(at, sort.width), other = (run ^ 1) * sort.width;
-    i64 low = other < sort.length ? other : sort.length;
-    i64 high = other + sort.width < sort.length ? other + sort.width : sort.length;
-    const i64 begin = low;
-    while (low < high) {
-      const i64 middle = (low + high) / 2;
-      if (is_before(keys[middle], positions[middle], key, position)) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    const i64 to = row * sort.length + (run & ~i64{1}) * sort.width + (at - run * sort.width) + (low - begin);
+    const i64 begin = other < sort.length ? other : sort.length;
+    const i64 end = other + sort.width < sort.length ? other + sort.width : sort.length;
+    const i64 before =
+        partition_point(begin, end, [&](i64 i) { return is_before(keys[i], positions[i], key, position); });
+    const i64 to = row * sort.length + (run & ~i64{1}) * sort.width + (at - run * sort.width) + (before - begin);
     pointer<u64>(sort.out_keys)[to] = key;
     pointer<u32>(sort.out_positions)[to] = position;
   }
