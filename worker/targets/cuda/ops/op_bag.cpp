@@ -15,9 +15,7 @@ using ir::DType;
 
 // The result, zeroed; rows are then added to it.
 OpTensor cleared(PlanBuilder& plan, const OpTensor& made) {
-  OpTensor to = made;
-  to.location = plan.output(made);
-  to.strides = packed_strides(to.sizes);
+  OpTensor to = plan.output_tensor(made);
   plan.zero(to.location, to.nbytes());
   return to;
 }
@@ -33,11 +31,7 @@ Status add_rows(OpNode& node, PlanBuilder& plan, const OpTensor& grad, const OpT
     return unsupported("of sizes that do not match");
   const OpTensor to = cleared(plan, made);
   if (count == 0 || length == 0) return {};
-  OpTensor index = indices;
-  index.location = plan.packed(indices, DType::kInt64);
-  index.dtype = DType::kInt64;
-  index.sizes = {count};
-  index.strides = {1};
+  const OpTensor index = plan.flat(indices, DType::kInt64);
   const OpTensor values = plan.scratch_tensor(to.dtype, {count, length});
   Location keys;
   if (node.flag("scale_grad_by_freq")) {

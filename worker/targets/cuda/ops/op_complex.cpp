@@ -41,9 +41,7 @@ OpTensor element(PlanBuilder& plan, Number number, DType dtype) {
     const double x = imaginary ? number.imaginary : number.real;
     Location location = one.location;
     if (imaginary) location.offset += ir::item_size(part);
-    plan.launch(KernelFile::kFill, "fill_bits",
-                FillArguments{.count = 1, .item = ir::item_size(part), .bits = float_bits(x, part)}, 1, 32)
-        .at(&FillArguments::out, location);
+    plan.fill(location, 1, part, float_bits(x, part));
   }
   return one;
 }

@@ -75,11 +75,8 @@ Status fill_between_complex(OpNode& node, PlanBuilder& plan, const OpTensor& to)
 
 // The result, contiguous. It is in scratch memory if it is strided or an operand shares its buffer.
 std::optional<OpTensor> packed_result(OpNode& node, PlanBuilder& plan) {
-  std::optional<OpTensor> to = node.result(0);
-  if (!to) return to;
-  to->location = plan.output(*to);
-  to->strides = packed_strides(to->sizes);
-  return to;
+  const std::optional<OpTensor> to = node.result(0);
+  return to ? std::optional(plan.output_tensor(*to)) : to;
 }
 
 bool find_tensors(OpNode& node, std::vector<OpTensor>* tensors) {
@@ -177,8 +174,6 @@ void clear(PlanBuilder& plan, const OpTensor& to) {
   plan.zero(zeros.location, zeros.nbytes());
   if (!to.is_packed()) plan.copy(zeros, to);
 }
-
-uint64_t one_of(DType dtype) { return ir::is_float(dtype) ? float_bits(1, dtype) : 1; }
 
 // Row and column indices of a triangle's elements, row by row.
 Status triangle_indices(OpNode& node, PlanBuilder& plan, bool upper) {
@@ -302,11 +297,7 @@ Status fill_plans::pad(OpNode& node, PlanBuilder& plan) {
     if (!value) return unsupported("without a number");
     plan.copy(*value, *to);
   } else {
-    plan.launch(KernelFile::kFill, "fill_bits",
-                FillArguments{
-                    .count = to->count(), .item = ir::item_size(to->dtype), .bits = node.bits("value", to->dtype)},
-                blocks_for(to->count()))
-        .at(&FillArguments::out, to->location);
+    plan.fill(to->location, to->count(), to->dtype, node.bits("value", to->dtype));
   }
   OpTensor from = *self, inner = *to;
   for (size_t i = 0; i + 1 < pads.size(); i += 2) {
@@ -352,11 +343,7 @@ Status fill_plans::roll(OpNode& node, PlanBuilder& plan) {
   if (!self || !to) return unsupported("without a result");
   std::vector<std::pair<size_t, int64_t>> pairs;
   if (dims.empty()) {  // Rolls the flattened tensor.
-    self->location = plan.packed(*self);
-    for (OpTensor* const flat : {&*self, &*to}) {
-      flat->sizes = {flat->count()};
-      flat->strides = {1};
-    }
+    for (OpTensor* const each : {&*self, &*to}) *each = plan.flat(*each);
     if (!shifts.empty()) pairs.emplace_back(0, shifts[0]);
   } else if (self->sizes.empty() || dims.size() > 3) {
     return unsupported("of so many dims");
@@ -411,10 +398,7 @@ Status fill_plans::eye(OpNode& node, PlanBuilder& plan) {
   plan.zero(to->location, to->nbytes());
   const OpTensor diagonal = diagonal_of(*to, 0);
   const OpTensor ones = plan.scratch_tensor(part_of(to->dtype), diagonal.sizes);
-  plan.launch(KernelFile::kFill, "fill_bits",
-              FillArguments{.count = ones.count(), .item = ir::item_size(ones.dtype), .bits = one_of(ones.dtype)},
-              blocks_for(ones.count()))
-      .at(&FillArguments::out, ones.location);
+  plan.fill(ones.location, ones.count(), ones.dtype, ir::is_float(ones.dtype) ? float_bits(1, ones.dtype) : 1);
   plan.copy(ones, diagonal);
   return {};
 }

@@ -357,9 +357,7 @@ Status image_plans::im2col(OpNode& node, PlanBuilder& plan) {
     return unsupported("of such dims");
   }
   const size_t c = self->sizes.size() - 3;  // There may be a batch dim before it.
-  OpTensor all = *result;
-  all.strides = packed_strides(all.sizes);
-  all.location = plan.output(*result);
+  const OpTensor all = plan.output_tensor(*result);
   plan.zero(all.location, all.nbytes());
   int64_t windows[kWindowDims];
   for (size_t d = 0; d < kWindowDims; ++d) {

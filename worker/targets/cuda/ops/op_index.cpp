@@ -57,9 +57,7 @@ bool find_combine(std::string_view name, Combine* combine) {
 std::optional<OpTensor> number_of(OpNode& node, PlanBuilder& plan, std::string_view name, DType dtype) {
   if (ir::is_complex(dtype)) return complex_number(node, plan, name, dtype);
   OpTensor number = plan.scratch_tensor(dtype, {});
-  plan.launch(KernelFile::kFill, "fill_bits",
-              FillArguments{.count = 1, .item = ir::item_size(dtype), .bits = node.bits(name, dtype)}, 1, 32)
-      .at(&FillArguments::out, number.location);
+  plan.fill(number.location, 1, dtype, node.bits(name, dtype));
   return number;
 }
 
@@ -301,11 +299,7 @@ Status index_plans::gather(OpNode& node, PlanBuilder& plan) {
 Status index_plans::take(OpNode& node, PlanBuilder& plan) {
   const std::optional<OpTensor> self = node.tensor("self"), index = node.tensor("index"), to = node.result(0);
   if (!self || !index || !to) return unsupported("without an index");
-  OpTensor flat = *self;
-  flat.location = plan.packed(*self);
-  flat.sizes = {self->count()};
-  flat.strides = {1};
-  IndexedPoints points(plan, flat);
+  IndexedPoints points(plan, plan.flat(*self));
   for (size_t d = 0; d < index->sizes.size(); ++d) points.add_dim(index->sizes[d], 0, stride_at(*to, d));
   points.add_index(*index, 0, 0, index->sizes.size());
   points.wrap();
@@ -321,17 +315,11 @@ Status index_plans::put(OpNode& node, PlanBuilder& plan) {
   }
   const std::optional<OpTensor> to = target_of(node, plan, *self);
   const OpTensor values = plan.without_overlap(*source, *to), positions = plan.without_overlap(*index, *to);
-  OpTensor flat = *to;
-  flat.location = plan.packed(*to);
-  flat.sizes = {to->count()};
-  flat.strides = {1};
+  const OpTensor flat = plan.flat(*to);
   OpTensor in_order = positions, from = values;
   if (values.sizes != positions.sizes) {
-    in_order.location = plan.packed(positions, DType::kInt64);
-    in_order.dtype = DType::kInt64;
-    from.location = plan.packed(values);
-    in_order.sizes = from.sizes = {index->count()};
-    in_order.strides = from.strides = {1};
+    in_order = plan.flat(positions, DType::kInt64);
+    from = plan.flat(values);
   }
   IndexedPoints points(plan, flat);
   for (size_t d = 0; d < from.sizes.size(); ++d) points.add_dim(from.sizes[d], 0, from.strides[d]);
@@ -476,8 +464,8 @@ Status index_plans::nll_loss_backward(OpNode& node, PlanBuilder& plan) {
   if (!grad || !target || !total || !to || to->sizes.empty()) return unsupported("of other dims");
   const bool pixels = to->sizes.size() == 4;
   if (to->sizes.size() > 2 && !pixels) return unsupported("of other dims");
-  OpTensor made = with_classes_last(*to), rows = plan.packed_tensor(*target, DType::kInt64),
-           grads = plan.packed_tensor(*grad, grad->dtype);
+  OpTensor made = with_classes_last(*to), grads = plan.packed_tensor(*grad, grad->dtype);
+  const OpTensor rows = plan.flat(*target, DType::kInt64);
   const int64_t reduction = node.integer("reduction");
   if (to->count() != count_of(std::vector<int64_t>{rows.count(), made.sizes.back()}) ||
       (reduction == 0 && grads.count() != rows.count())) {
@@ -486,8 +474,6 @@ Status index_plans::nll_loss_backward(OpNode& node, PlanBuilder& plan) {
   made.location = plan.output(made);
   made.sizes = {rows.count(), made.sizes.back()};
   made.strides = {made.sizes[1], 1};
-  rows.sizes = {rows.count()};
-  rows.strides = {1};
   if (reduction == 0) {
     grads.sizes = rows.sizes;
     grads.strides = {1};

@@ -13,7 +13,6 @@
 #include "codegen/lower/lower.h"
 #include "ir/fusion/fusion.h"
 #include "ir/ops/op_table_generated.h"
-#include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/ops/interpreter/loop_encoder.h"
 #include "worker/targets/cuda/ops/op_plans_generated.h"
 
@@ -292,12 +291,8 @@ class SingleNode {
       return plan_.packed_tensor(tensor, DType::kBool);
     }
     const bool finds = expansion == ir::Expansion::kArgMax || expansion == ir::Expansion::kArgMin;
-    if (finds && !plan_.node().has("dim") && tensor.sizes.size() > 1) {  // the position among all elements
-      OpTensor flat = plan_.packed_tensor(tensor, tensor.dtype);
-      flat.sizes = {tensor.count()};
-      flat.strides = {1};
-      return flat;
-    }
+    // The position among all elements.
+    if (finds && !plan_.node().has("dim") && tensor.sizes.size() > 1) return plan_.flat(tensor);
     const std::optional<OpTensor> to = plan_.node().result(0);
     if (form_.as_floats && to && ir::is_float(to->dtype) && !ir::is_float(tensor.dtype)) {
       return plan_.packed_tensor(tensor, to->dtype);
@@ -357,12 +352,8 @@ Status plan_empty_group_norm(OpNode& node, PlanBuilder& plan) {
   const auto mean = node.result(1), rstd = node.result(2);
   if (mean) plan.zero(plan.output(*mean), mean->nbytes());
   if (!rstd) return {};
-  plan.launch(KernelFile::kFill, "fill_bits",
-              FillArguments{.count = rstd->count(),
-                            .item = ir::item_size(rstd->dtype),
-                            .bits = float_bits(std::numeric_limits<double>::quiet_NaN(), rstd->dtype)},
-              blocks_for(rstd->count()))
-      .at(&FillArguments::out, plan.output(*rstd));
+  plan.fill(plan.output(*rstd), rstd->count(), rstd->dtype,
+            float_bits(std::numeric_limits<double>::quiet_NaN(), rstd->dtype));
   return {};
 }
 

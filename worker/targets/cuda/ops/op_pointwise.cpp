@@ -7,7 +7,6 @@
 
 #include "codegen/lower/result_type.h"
 #include "ir/ops/op_table_generated.h"
-#include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/kernels/pointwise_arguments.h"
 #include "worker/targets/cuda/ops/op_lowered.h"
 #include "worker/targets/cuda/ops/op_plans_generated.h"
@@ -315,17 +314,12 @@ Status pointwise_plans::is_in(OpNode& node, PlanBuilder& plan) {
   const DType dtype = dtype_of(types);
   if (!tests.tensor) return unsupported("of a number");
   expand_to(plan, *to, dtype, &elements);
-  OpTensor all = *tests.tensor;
   if (elements.location.buffer == kNoLocation) {  // It is a number.
     if (to->count() != 1) return unsupported("into another size");
     elements.location = plan.scratch(8);
-    plan.launch(KernelFile::kFill, "fill_bits",
-                FillArguments{.count = 1, .item = ir::item_size(dtype), .bits = node.bits("element", dtype)}, 1, 32)
-        .at(&FillArguments::out, elements.location);
+    plan.fill(elements.location, 1, dtype, node.bits("element", dtype));
   }
-  all.location = plan.packed(all, dtype);
-  all.dtype = dtype;
-  return search_members(plan, elements.location, *to, all, inverts);
+  return search_members(plan, elements.location, *to, plan.packed_tensor(*tests.tensor, dtype), inverts);
 }
 
 // Whether all elements are equal: a bool on the host.

@@ -207,10 +207,7 @@ Status search_plans::row_statistic(OpNode& node, PlanBuilder& plan, RowStatistic
   if (rows == 0) return {};
   if (dims.length == 0) {
     if (!values || what == RowStatistic::kMode) return unsupported("of nothing");
-    const uint64_t nan = bits_of_nan(values->dtype);
-    plan.launch(KernelFile::kFill, "fill_bits",
-                FillArguments{.count = rows, .item = ir::item_size(values->dtype), .bits = nan}, blocks_for(rows))
-        .at(&FillArguments::out, plan.output(*values));
+    plan.fill(plan.output(*values), rows, values->dtype, bits_of_nan(values->dtype));
     return {};
   }
   const Location in = plan.packed(*self);

@@ -156,11 +156,7 @@ Status select_plans::nonzero_static(OpNode& node, PlanBuilder& plan) {
   const int64_t count = self->count(), chunks = (count + kSelectChunk - 1) / kSelectChunk;
   const DType dtype = ir::is_complex(self->dtype) ? DType::kBool : self->dtype;
   const Location out = plan.output(*to);
-  plan.launch(
-          KernelFile::kFill, "fill_bits",
-          FillArguments{.count = to->count(), .item = 8, .bits = static_cast<uint64_t>(node.integer("fill_value", -1))},
-          blocks_for(to->count()))
-      .at(&FillArguments::out, out);
+  plan.fill(out, to->count(), DType::kInt64, static_cast<uint64_t>(node.integer("fill_value", -1)));
   if (count == 0 || to->count() == 0) return {};
   SelectPositionsArguments arguments{.count = count,
                                      .dtype = static_cast<i64>(dtype),

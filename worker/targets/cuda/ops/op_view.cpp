@@ -200,9 +200,7 @@ Status view_plans::join_chunks(OpNode& node, PlanBuilder& plan) {
     return unsupported("of such dims");
   }
   const size_t dim = to->sizes.size() - 2;
-  OpTensor all = *to;
-  all.strides = packed_strides(all.sizes);
-  all.location = plan.output(*to);
+  const OpTensor all = plan.output_tensor(*to);
   plan.zero(all.location, all.nbytes());
   int64_t begin = 0;
   for (const ir::Arg& item : list->items) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "ir/analysis.h"
+#include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/kernels/complex_arguments.h"
 
 namespace torch_remote::worker::cuda {
@@ -108,6 +109,12 @@ void PlanBuilder::copy(const OpTensor& from, const OpTensor& to) {
   add_copy(from.location, from.dtype, strides, to);
 }
 
+void PlanBuilder::fill(Location to, int64_t count, DType dtype, uint64_t bits) {
+  launch(KernelFile::kFill, "fill_bits", FillArguments{.count = count, .item = ir::item_size(dtype), .bits = bits},
+         blocks_for(count), count == 1 ? 32 : 256)
+      .at(&FillArguments::out, to);
+}
+
 OpTensor PlanBuilder::copy_of(const OpTensor& tensor, DType dtype, std::vector<int64_t> sizes) {
   OpTensor made = scratch_tensor(dtype, std::move(sizes));
   copy(tensor, made);
@@ -125,6 +132,10 @@ Location PlanBuilder::expanded(const OpTensor& tensor, DType dtype, const std::v
 
 OpTensor PlanBuilder::packed_tensor(const OpTensor& tensor, DType dtype) {
   return {packed(tensor, dtype), dtype, tensor.sizes, packed_strides(tensor.sizes)};
+}
+
+OpTensor PlanBuilder::flat(const OpTensor& tensor, DType dtype) {
+  return {packed(tensor, dtype), dtype, {tensor.count()}, {1}};
 }
 
 OpTensor PlanBuilder::absolute_values(const OpTensor& tensor) {
@@ -156,6 +167,10 @@ Location PlanBuilder::output(const OpTensor& to) {
   OpTensor made = to;
   made.strides = packed_strides(to.sizes);
   return output(to, std::move(made), to.is_packed());
+}
+
+OpTensor PlanBuilder::output_tensor(const OpTensor& to) {
+  return {output(to), to.dtype, to.sizes, packed_strides(to.sizes)};
 }
 
 Location PlanBuilder::output(const OpTensor& to, OpTensor made, bool fits) {

@@ -39,6 +39,9 @@ class PlanBuilder {
   Location expanded(const OpTensor& tensor, ir::DType dtype, const std::vector<int64_t>& sizes);
   // `packed` as a tensor.
   OpTensor packed_tensor(const OpTensor& tensor, ir::DType dtype);
+  // `packed` as a tensor of one dim.
+  OpTensor flat(const OpTensor& tensor, ir::DType dtype);
+  OpTensor flat(const OpTensor& tensor) { return flat(tensor, tensor.dtype); }
   // The absolute values of complex numbers, as a real contiguous tensor in scratch memory.
   OpTensor absolute_values(const OpTensor& tensor);
   // The tensor, copied if it shares a buffer with `written`.
@@ -46,11 +49,15 @@ class PlanBuilder {
   // Where to write a result's contiguous elements. It is in scratch memory if the result is strided or an operand
   // shares its buffer; `finish` then adds the copy.
   Location output(const OpTensor& to);
+  // The same as a tensor.
+  OpTensor output_tensor(const OpTensor& to);
   // The same for elements with the dtype and strides of `made`. `fits`: the result's memory can be written like that.
   Location output(const OpTensor& to, OpTensor made, bool fits);
 
   // Broadcasts `from`. Requires (OpNode::require) that its sizes can be broadcast.
   void copy(const OpTensor& from, const OpTensor& to);
+  // Sets contiguous elements, of at most 8 bytes, to these bits.
+  void fill(Location to, int64_t count, ir::DType dtype, uint64_t bits);
   void zero(Location to, uint64_t nbytes) { plan_->steps.emplace_back(OpFill{to, nbytes, 0}); }
   void upload(OpUpload upload) { plan_->steps.emplace_back(std::move(upload)); }
   // `grid`: number of blocks; `block`: threads per block.
