@@ -11,16 +11,13 @@ def vector_loops(name, loops, deps):
 
     Args:
       name: of the library.
-      loops: the header that NAME_v3.cpp, NAME_v4.cpp and NAME_neon.cpp include.
+      loops: the source, in which TORCH_REMOTE_ISA is the name of the level.
       deps: of each level.
     """
     for level, processor in _LEVELS.items():
         native.cc_library(
             name = "%s_%s" % (name, level),
-            srcs = [
-                loops,
-                "%s_%s.cpp" % (name, level),
-            ],
+            srcs = [loops],
             copts = [
                 "-march=" + processor,
                 "-O3",
@@ -28,6 +25,7 @@ def vector_loops(name, loops, deps):
                 "-ffp-contract=fast",
                 "-Wno-maybe-uninitialized",  # a header of the compiler causes it
             ],
+            local_defines = ["TORCH_REMOTE_ISA=" + level],
             tags = ["manual"],  # what is built for a processor has only its own levels
             deps = deps,
         )

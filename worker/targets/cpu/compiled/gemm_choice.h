@@ -16,7 +16,7 @@
 
 namespace torch_remote::worker::kernels {
 
-// Chooses how a GEMM is computed: by the loops of gemm_loops.h, by oneDNN, or by the library that torch calls (MKL,
+// Chooses how a GEMM is computed: by the loops of gemm_loops.cpp, by oneDNN, or by the library that torch calls (MKL,
 // for float32). Shapes are grouped into classes; each class is measured once per machine. One thread uses it.
 class GemmChoices {
  public:

@@ -7,7 +7,7 @@
 
 // Attention by blocks of queries and keys; the full score matrix never exists. The forward pass follows
 // FlashAttention-2 (Dao, 2023), with a running maximum and sum per query. The backward pass recomputes the scores.
-// Compiled for several instruction sets (attention_loops.h); the caller chooses one.
+// Compiled for several instruction sets (attention_loops.cpp); the caller chooses one.
 //
 // A task works on one head of keys and values. Its rows are the queries of all query heads that share this head: first
 // those of the first of these query heads, then those of the second one, and so on. Each query head has `queries` rows.

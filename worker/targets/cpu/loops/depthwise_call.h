@@ -4,7 +4,7 @@
 
 #include "worker/targets/cpu/loops/levels.h"
 
-// Depthwise convolutions in f32, one plane at a time. Compiled for several instruction sets (depthwise_loops.h); the
+// Depthwise convolutions in f32, one plane at a time. Compiled for several instruction sets (depthwise_loops.cpp); the
 // caller chooses one.
 namespace torch_remote::worker::aten {
 

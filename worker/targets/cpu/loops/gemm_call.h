@@ -6,7 +6,7 @@
 #include "worker/targets/cpu/loops/levels.h"
 
 // GEMMs with few rows and a transposed right matrix (F.linear's weights): each weight is read once, in place, without
-// packing. Compiled for several instruction sets (gemm_loops.h); the caller chooses one.
+// packing. Compiled for several instruction sets (gemm_loops.cpp); the caller chooses one.
 namespace torch_remote::worker::kernels {
 
 enum class GemmType : uint8_t { kFloat, kBFloat16, kHalf };

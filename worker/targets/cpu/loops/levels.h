@@ -10,16 +10,23 @@ struct LoopLevel {
   const Loops* loops;
 };
 
-// Declares the array NAMELevels, best level first.
+// Declares the loops NAME of each instruction set, in a namespace of its own, and the array NAMELevels, best level
+// first.
 #if defined(__x86_64__)
-#define TORCH_REMOTE_LOOP_LEVELS(Loops, name)        \
-  extern const Loops name##V4; /* AVX-512 */         \
-  extern const Loops name##V3; /* AVX2, FMA, F16C */ \
-  inline constexpr LoopLevel<Loops> name##Levels[] = {{"x86-64-v4", &name##V4}, {"x86-64-v3", &name##V3}}
+#define TORCH_REMOTE_LOOP_LEVELS(Loops, name) \
+  namespace v4 { /* AVX-512 */                \
+  extern const Loops name;                    \
+  }                                           \
+  namespace v3 { /* AVX2, FMA, F16C */        \
+  extern const Loops name;                    \
+  }                                           \
+  inline constexpr LoopLevel<Loops> name##Levels[] = {{"x86-64-v4", &v4::name}, {"x86-64-v3", &v3::name}}
 #elif defined(__aarch64__)
 #define TORCH_REMOTE_LOOP_LEVELS(Loops, name) \
-  extern const Loops name##Neon;              \
-  inline constexpr LoopLevel<Loops> name##Levels[] = {{"aarch64", &name##Neon}}
+  namespace neon {                            \
+  extern const Loops name;                    \
+  }                                           \
+  inline constexpr LoopLevel<Loops> name##Levels[] = {{"aarch64", &neon::name}}
 #endif
 
 }  // namespace torch_remote::worker

@@ -6,7 +6,7 @@
 
 // The steps of a recurrent layer in one direction, in f32. A step multiplies the hidden state by w_hh^T (the hidden
 // projection) and computes the gates from the result, for a block of units at a time. The products x @ w_ih^T of all
-// steps (the input projections) are computed before. Compiled for several instruction sets (rnn_loops.h); the caller
+// steps (the input projections) are computed before. Compiled for several instruction sets (rnn_loops.cpp); the caller
 // chooses one.
 //
 // T steps, batch B, H units, G gates (ir::rnn_gates). Tensors are contiguous, except for `output` and `grad_output`,

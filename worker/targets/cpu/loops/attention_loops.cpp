@@ -2,7 +2,7 @@
 // queries and goes over blocks of keys, with a running maximum and sum per query. Lanes of vectors are queries. The
 // backward pass computes the scores again. attention_call.h has the interface.
 //
-// Included once for each instruction set: attention_v3.cpp, attention_v4.cpp, attention_neon.cpp.
+// Compiled once for each instruction set (bazel/vector_loops.bzl).
 #include "worker/targets/cpu/loops/attention_call.h"
 #include "worker/targets/cpu/loops/vector_block.h"
 
@@ -571,4 +571,7 @@ void backward(const AttentionCall& call, int64_t task, std::byte* scratch) {
 }
 
 }  // namespace
+
+const AttentionLoops kAttention = {forward_scratch, backward_scratch, partial_floats, forward, join, backward};
+
 }  // namespace torch_remote::worker::kernels::TORCH_REMOTE_ISA

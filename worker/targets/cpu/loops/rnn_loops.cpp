@@ -1,4 +1,4 @@
-// Included once for each instruction set: rnn_v3.cpp, rnn_v4.cpp, rnn_neon.cpp.
+// Compiled once for each instruction set (bazel/vector_loops.bzl).
 #include "worker/targets/cpu/loops/rnn_call.h"
 #include "worker/targets/cpu/loops/vector_block.h"
 
@@ -362,4 +362,8 @@ void backward(const RnnCall& call, int64_t i, const RnnPart& part) {
 }
 
 }  // namespace
+
+const RnnLoops kRnn = {forward_blocks, backward_blocks, forward_weights, backward_weights,
+                       pack_forward,   pack_backward,   forward,         backward};
+
 }  // namespace torch_remote::worker::aten::TORCH_REMOTE_ISA

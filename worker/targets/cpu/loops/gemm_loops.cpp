@@ -1,4 +1,4 @@
-// Included once for each instruction set: gemm_v3.cpp, gemm_v4.cpp, gemm_neon.cpp.
+// Compiled once for each instruction set (bazel/vector_loops.bzl).
 #include "worker/targets/cpu/loops/gemm_call.h"
 #include "worker/targets/cpu/loops/vector_block.h"
 
@@ -205,4 +205,7 @@ void convert(GemmType type, const void* from, int64_t count, float* to) {
 }
 
 }  // namespace
+
+const GemmLoops kGemm = {run, convert};
+
 }  // namespace torch_remote::worker::kernels::TORCH_REMOTE_ISA

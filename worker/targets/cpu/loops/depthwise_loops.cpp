@@ -1,4 +1,4 @@
-// Included once for each instruction set: depthwise_v3.cpp, depthwise_v4.cpp, depthwise_neon.cpp.
+// Compiled once for each instruction set (bazel/vector_loops.bzl).
 #include "worker/targets/cpu/loops/depthwise_call.h"
 #include "worker/targets/cpu/loops/vector_block.h"
 
@@ -330,4 +330,7 @@ void fold(const DepthwiseCall& call, float* sums, double* gradient) {
 }
 
 }  // namespace
+
+const DepthwiseLoops kDepthwise = {scratch, convolve, sums, add, fold};
+
 }  // namespace torch_remote::worker::aten::TORCH_REMOTE_ISA
