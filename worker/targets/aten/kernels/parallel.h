@@ -3,6 +3,13 @@
 #include <cstdint>
 #include <functional>
 
+// A function of loops: one body for each instruction set, of which the first call takes the best.
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
+#define TR_FOR_EACH_CPU __attribute__((optimize("O3"), target_clones("avx512f", "avx2", "default")))
+#else
+#define TR_FOR_EACH_CPU
+#endif
+
 namespace torch_remote::worker::aten {
 
 // Runs body(begin, end) over parts of [0, count) with `grain` or more elements each, on as many of torch's threads as

@@ -41,12 +41,6 @@ struct Dim {
   static int64_t ceil_div(int64_t a, int64_t b) { return a <= 0 ? 0 : (a + b - 1) / b; }
 };
 
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
-#define TR_FOR_EACH_CPU __attribute__((optimize("O3"), target_clones("avx512f", "avx2", "default")))
-#else
-#define TR_FOR_EACH_CPU
-#endif
-
 // Compares elements of a dtype: is_larger says whether `value` replaces `old`.
 template <typename T>
 struct Floats {

@@ -12,12 +12,6 @@
 namespace torch_remote::worker::aten {
 namespace {
 
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
-#define TR_FOR_EACH_CPU __attribute__((optimize("O3"), target_clones("avx512f", "avx2", "default")))
-#else
-#define TR_FOR_EACH_CPU
-#endif
-
 // Writes each element of a row twice.
 TR_FOR_EACH_CPU void double_row(const float* __restrict from, int64_t width, float* __restrict to) {
   for (int64_t x = 0; x < width; ++x) to[2 * x] = to[2 * x + 1] = from[x];

@@ -12,12 +12,6 @@
 #include "worker/targets/aten/kernels/images/layout_conversion.h"
 #include "worker/targets/aten/kernels/parallel.h"
 
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
-#define TR_FOR_EACH_CPU __attribute__((optimize("O3"), target_clones("avx512f", "avx2", "default")))
-#else
-#define TR_FOR_EACH_CPU
-#endif
-
 namespace torch_remote::worker::aten {
 namespace {
 

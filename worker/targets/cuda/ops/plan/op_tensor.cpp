@@ -17,24 +17,6 @@ int64_t count_of(std::span<const int64_t> sizes) {
   return overflows ? std::numeric_limits<int64_t>::max() : points;
 }
 
-bool is_kernel_dtype(DType dtype) {
-  switch (dtype) {
-    case DType::kBool:
-    case DType::kUInt8:
-    case DType::kInt8:
-    case DType::kInt16:
-    case DType::kInt32:
-    case DType::kInt64:
-    case DType::kFloat16:
-    case DType::kBFloat16:
-    case DType::kFloat32:
-    case DType::kFloat64:
-      return true;
-    default:
-      return false;
-  }
-}
-
 bool is_of(const std::optional<OpTensor>& tensor, DType dtype, int64_t count) {
   return !tensor || (tensor->dtype == dtype && tensor->count() == count);
 }

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "codegen/loop/scalar_ops.h"
 #include "ir/dtype.h"
 #include "worker/targets/cuda/launch/location.h"
 
@@ -16,7 +17,7 @@ int64_t count_of(std::span<const int64_t> sizes);
 
 // Whether the hand-written kernels load and store elements of this dtype (kernels/device.h). They copy elements of any
 // dtype.
-bool is_kernel_dtype(ir::DType dtype);
+inline bool is_kernel_dtype(ir::DType dtype) { return codegen::is_memory_type(dtype); }
 
 // A view with the values of one run. Strides are in elements.
 struct OpTensor {
