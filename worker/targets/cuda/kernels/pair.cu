@@ -8,15 +8,17 @@ namespace torch_remote::worker::cuda {
 namespace {
 
 __device__ double sign(double x) { return x > 0 ? 1 : x < 0 ? -1 : x; }
-// The number of a pair of rows; `first` is less than `second`.
-__device__ i64 pair_of(i64 rows, i64 first, i64 second) {
-  return first * (2 * rows - first - 1) / 2 + second - first - 1;
+// The position of a pair of rows among all distances; in a triangle, the order of the two rows does not matter.
+__device__ i64 pair_of(const DistanceArguments& f, i64 row, i64 other) {
+  if (f.is_triangle == 0) return row * f.others + other;
+  const i64 first = row < other ? row : other, second = row < other ? other : row;
+  return first * (2 * f.rows - first - 1) / 2 + second - first - 1;
 }
 
-__device__ double distance(const DistanceArguments& f, i64 left, i64 right, u64 others) {
+__device__ double distance(const DistanceArguments& f, i64 left, i64 right) {
   double sum = 0;
   for (i64 i = 0; i < f.length; ++i) {
-    const double apart = magnitude(load_float(f.left, left + i, f.dtype) - load_float(others, right + i, f.dtype));
+    const double apart = magnitude(load_float(f.left, left + i, f.dtype) - load_float(f.right, right + i, f.dtype));
     switch (f.how) {
       case Distance::kZero:
         sum += apart != 0 ? 1 : 0;
@@ -132,7 +134,9 @@ KERNEL(256) pair_distance(const DistanceArguments f) {
   const i64 count = f.batch * f.rows * f.others;
   for (i64 i = first_item(); i < count; i += all_threads()) {
     const i64 row = divide(i, f.others), other = i - row * f.others, b = divide(row, f.rows);
-    store_float(f.out, i, f.dtype, distance(f, row * f.length, (b * f.others + other) * f.length, f.right));
+    if (f.is_triangle != 0 && other <= row) continue;
+    const double apart = distance(f, row * f.length, (b * f.others + other) * f.length);
+    store_float(f.out, pair_of(f, row, other), f.dtype, apart);
   }
 }
 
@@ -143,33 +147,9 @@ KERNEL(256) pair_distance_backward(const DistanceArguments f) {
     const double x = load_float(f.left, i, f.dtype);
     double sum = 0;
     for (i64 other = 0; other < f.others; ++other) {
+      if (f.is_triangle != 0 && other == row) continue;
       const double apart = x - load_float(f.right, (b * f.others + other) * f.length + at, f.dtype);
-      const i64 pair = row * f.others + other;
-      sum += load_float(f.grad, pair, f.dtype) * slope(f, apart, load_float(f.distance, pair, f.dtype));
-    }
-    store_float(f.out, i, f.dtype, sum);
-  }
-}
-
-KERNEL(256) pair_row_distance(const DistanceArguments f) {
-  const i64 count = f.rows * f.rows;
-  for (i64 i = first_item(); i < count; i += all_threads()) {
-    const i64 row = divide(i, f.rows), other = i - row * f.rows;
-    if (other <= row) continue;
-    store_float(f.out, pair_of(f.rows, row, other), f.dtype, distance(f, row * f.length, other * f.length, f.left));
-  }
-}
-
-KERNEL(256) pair_row_distance_backward(const DistanceArguments f) {
-  const i64 count = f.rows * f.length;
-  for (i64 i = first_item(); i < count; i += all_threads()) {
-    const i64 row = divide(i, f.length), at = i - row * f.length;
-    const double x = load_float(f.left, i, f.dtype);
-    double sum = 0;
-    for (i64 other = 0; other < f.rows; ++other) {
-      if (other == row) continue;
-      const i64 pair = other < row ? pair_of(f.rows, other, row) : pair_of(f.rows, row, other);
-      const double apart = x - load_float(f.left, other * f.length + at, f.dtype);
+      const i64 pair = pair_of(f, row, other);
       sum += load_float(f.grad, pair, f.dtype) * slope(f, apart, load_float(f.distance, pair, f.dtype));
     }
     store_float(f.out, i, f.dtype, sum);

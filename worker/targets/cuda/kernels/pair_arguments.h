@@ -30,14 +30,14 @@ struct TripleArguments {
 };
 
 // Distances between the rows of two matrices, for each matrix of a batch. left: [batch, rows, length]; right:
-// [batch, others, length]; out: [batch, rows, others]. All are contiguous. The kernels pair_row_distance* use only
-// `left`, a single matrix: `out` has the distances between each row and the rows after it, row by row.
+// [batch, others, length]; out: [batch, rows, others]. All are contiguous. In a triangle, `left` and `right` are one
+// matrix, and `out` has the distances between each row and the rows after it, row by row.
 enum class Distance : i64 { kZero, kL1, kL2, kInfinite, kPower };
 struct DistanceArguments {
   u64 left = 0, right = 0, out = 0;  // Backward: out is the gradient of left.
   u64 grad = 0, distance = 0;        // Backward.
   i64 batch = 1, rows = 0, others = 0, length = 0;
-  i64 dtype = 0;
+  i64 dtype = 0, is_triangle = 0;
   Distance how = Distance::kL2;
   double p = 2;
 };

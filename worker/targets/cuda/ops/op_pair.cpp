@@ -267,16 +267,22 @@ Status pair_plans::pdist(OpNode& node, PlanBuilder& plan) {
   if (rows >= int64_t{1} << 31) return unsupported("of so many rows");
   const int64_t pairs = rows * (rows - 1) / 2;
   if (backward && (grad->count() != pairs || made->count() != pairs)) return unsupported("of other sizes");
-  const DistanceArguments arguments{
-      .rows = rows, .length = self->sizes[1], .dtype = static_cast<i64>(self->dtype), .how = distance_of(p), .p = p};
+  const DistanceArguments arguments{.rows = rows,
+                                    .others = rows,
+                                    .length = self->sizes[1],
+                                    .dtype = static_cast<i64>(self->dtype),
+                                    .is_triangle = 1,
+                                    .how = distance_of(p),
+                                    .p = p};
   const Location in = plan.packed(*self), grads = backward ? plan.packed(*grad, self->dtype) : Location(),
                  lengths = backward ? plan.packed(*made, self->dtype) : Location();
-  const char* const kernel = backward ? "pair_row_distance_backward" : "pair_row_distance";
+  const char* const kernel = backward ? "pair_distance_backward" : "pair_distance";
   const std::vector<int64_t> sizes = backward ? self->sizes : std::vector<int64_t>{pairs};
   const int64_t blocks = blocks_for(backward ? self->count() : rows * rows);
   return make_result(plan, self->dtype, sizes, [=](std::vector<OpStep>* steps, Location to) {
     LaunchBuilder(steps, KernelFile::kPair, kernel, arguments, blocks)
         .at(&DistanceArguments::left, in)
+        .at(&DistanceArguments::right, in)
         .at(&DistanceArguments::grad, grads)
         .at(&DistanceArguments::distance, lengths)
         .at(&DistanceArguments::out, to);
