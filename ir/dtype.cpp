@@ -74,4 +74,27 @@ bool is_float(DType dtype) {
   }
 }
 
+uint64_t last_integer(DType dtype) {
+  if (is_complex(dtype)) return 0;
+  switch (dtype) {
+    case DType::kBool:
+      return 1;
+    case DType::kFloat64:
+      return uint64_t{1} << 53;
+    case DType::kFloat32:
+      return uint64_t{1} << 24;
+    case DType::kFloat16:
+      return uint64_t{1} << 11;
+    case DType::kBFloat16:
+      return uint64_t{1} << 8;
+    case DType::kUInt8:
+    case DType::kUInt16:
+    case DType::kUInt32:
+    case DType::kUInt64:
+      return ~uint64_t{0} >> (64 - 8 * item_size(dtype));
+    default:
+      return (uint64_t{1} << (8 * item_size(dtype) - 1)) - 1;
+  }
+}
+
 }  // namespace torch_remote::ir

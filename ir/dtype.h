@@ -42,6 +42,9 @@ inline bool is_complex(DType dtype) {
 }
 bool is_float(DType dtype);  // real floating-point types only
 
+// The largest n for which the dtype represents all integers from 0 to n; 0 for complex dtypes.
+uint64_t last_integer(DType dtype);
+
 // Short names, which the text form uses: "f32", "i64", "bool", "bf16", "c64"... Empty for an invalid DType.
 std::string_view name(DType dtype);
 std::optional<DType> dtype_from_name(std::string_view name);

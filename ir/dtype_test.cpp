@@ -31,5 +31,16 @@ TEST(DType, SizesAreThoseOfTheNames) {
   EXPECT_EQ(item_size(static_cast<DType>(255)), 0u);
 }
 
+TEST(DType, LastIntegerIsTheLastWithoutAGap) {
+  EXPECT_EQ(last_integer(DType::kBool), 1u);
+  EXPECT_EQ(last_integer(DType::kUInt8), 255u);
+  EXPECT_EQ(last_integer(DType::kInt8), 127u);
+  EXPECT_EQ(last_integer(DType::kBFloat16), 256u);
+  EXPECT_EQ(last_integer(DType::kFloat32), 1u << 24);
+  EXPECT_EQ(last_integer(DType::kInt64), ~uint64_t{0} >> 1);
+  EXPECT_EQ(last_integer(DType::kUInt64), ~uint64_t{0});
+  EXPECT_EQ(last_integer(DType::kComplex64), 0u);
+}
+
 }  // namespace
 }  // namespace torch_remote::ir

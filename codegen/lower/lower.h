@@ -20,8 +20,9 @@ namespace torch_remote::codegen {
 Status lower_group(const ir::Graph& graph, const ir::Group& group, std::span<const int64_t> values,
                    std::vector<Launch>* launches, bool in_order = false, ir::DomainKind kind = ir::DomainKind::kGroup);
 
-// Whether the launch may store buffer `made` in the memory of buffer `source` (both are buffers of the graph). The
-// launch must only load `source`, and overwrite each element after its last load with an element of the same size.
-bool may_share(const Launch& launch, uint32_t made, uint32_t source);
+// Whether the launches may store buffer `made` in the memory of buffer `source` (both are buffers of the graph). One
+// launch only may have the two buffers. It must only load `source`, and overwrite each element after its last load with
+// an element of the same size.
+bool may_share(std::span<const Launch> launches, uint32_t made, uint32_t source);
 
 }  // namespace torch_remote::codegen

@@ -642,7 +642,7 @@ bool shares(const std::string& nodes, const std::string& b0 = "f32[s0, s1]{s1, 1
   graph.append("  %0: ").append(b0).append(" @b0\n  group rowwise {\n").append(nodes).append("  }\n}\n");
   EXPECT_EQ(lowered(graph, {8, 100, kBytes}, &launches).substr(0, 8), "\nkernel(")
       << graph << lowered(graph, {8, 100, kBytes});
-  return launches.size() == 1 && may_share(launches[0], 1, 0);
+  return launches.size() == 1 && may_share(launches, 1, 0);
 }
 
 TEST(Lower, WhatIsStoredMayTakeAPlaceAfterItsLastLoad) {
@@ -860,7 +860,7 @@ kernel(i0 | j0) {
   EXPECT_FALSE(launches[0].operands[1].packed);
   EXPECT_TRUE(launches[0].operands[2].packed);
   // The memory that it is unpacked to must not be that of operands which are loaded later.
-  EXPECT_FALSE(may_share(launches[0], 2, 0));
+  EXPECT_FALSE(may_share(launches, 2, 0));
 }
 
 // If one loop nest cannot compute a group, the error says so, and there is no kernel.

@@ -1,6 +1,10 @@
+#include <algorithm>
+
 #include "codegen/lower/lower.h"
 
 namespace torch_remote::codegen {
+
+namespace {
 
 bool may_share(const Launch& launch, uint32_t made, uint32_t source) {
   const Kernel& kernel = launch.kernel;
@@ -34,6 +38,19 @@ bool may_share(const Launch& launch, uint32_t made, uint32_t source) {
   // Other elements are at other positions, because distinct points store to distinct positions.
   const Schedule order = schedule(kernel);
   return loads && (order.phases <= 1 || order.values[stored->value].phase + 1 == order.phases);
+}
+
+}  // namespace
+
+bool may_share(std::span<const Launch> launches, uint32_t made, uint32_t source) {
+  const Launch* both = nullptr;
+  for (const Launch& launch : launches) {
+    const auto has = [&](const Binding& binding) { return binding.buffer == made || binding.buffer == source; };
+    if (std::ranges::none_of(launch.operands, has)) continue;
+    if (both != nullptr) return false;
+    both = &launch;
+  }
+  return both != nullptr && may_share(*both, made, source);
 }
 
 }  // namespace torch_remote::codegen

@@ -9,6 +9,7 @@
 #include <limits>
 #include <numbers>
 
+#include "ir/dtype.h"
 #include "ir/philox.h"
 #include "worker/targets/aten/kernels/parallel.h"
 #include "worker/targets/aten/kernels/special.h"
@@ -154,27 +155,6 @@ void integers(const at::Tensor& self, const Philox& philox, int64_t from, uint64
                  AT_EXPAND(AT_ALL_TYPES), AT_EXPAND(AT_BAREBONES_UNSIGNED_TYPES), at::kBool, at::kHalf, at::kBFloat16);
 }
 
-// The largest n such that the type can represent all integers from 0 to n.
-uint64_t last_integer(at::ScalarType type) {
-  if (c10::isComplexType(type)) return 0;  // integers() raises an error for these dtypes
-  switch (type) {
-    case at::kBool:
-      return 1;
-    case at::kDouble:
-      return uint64_t{1} << 53;
-    case at::kFloat:
-      return uint64_t{1} << 24;
-    case at::kHalf:
-      return uint64_t{1} << 11;
-    case at::kBFloat16:
-      return uint64_t{1} << 8;
-    case at::kUInt64:
-      return std::numeric_limits<uint64_t>::max();
-    default:
-      return (uint64_t{1} << (8 * c10::elementSize(type) - c10::isSignedType(type))) - 1;
-  }
-}
-
 void integers_between(const at::Tensor& self, const Philox& philox, int64_t from, int64_t to) {
   TORCH_CHECK(from < to, "random_ expects 'from' to be less than 'to', but got from=", from, " >= to=", to);
   integers(self, philox, from, static_cast<uint64_t>(to) - static_cast<uint64_t>(from));
@@ -247,6 +227,9 @@ void permutation(const at::Tensor& result, const Philox& philox, int64_t n) {
 
 Philox philox_of(const SpecialCall& call) { return {call.seed, call.offset}; }
 const at::Tensor& self_of(const SpecialCall& call) { return call.args[0].toTensor(); }
+uint64_t last_integer_of(const SpecialCall& call) {
+  return ir::last_integer(static_cast<ir::DType>(self_of(call).scalar_type()));
+}
 
 double number(const c10::IValue& value) { return value.toScalar().toDouble(); }
 
@@ -262,7 +245,7 @@ void random_kernels::exponential(const SpecialCall& call) {
   draw_exponential(self_of(call), philox_of(call), number(call.args[1]));
 }
 void random_kernels::random(const SpecialCall& call) {
-  integers(self_of(call), philox_of(call), 0, last_integer(self_of(call).scalar_type()) + 1);
+  integers(self_of(call), philox_of(call), 0, last_integer_of(call) + 1);
 }
 void random_kernels::random_to(const SpecialCall& call) {
   integers_between(self_of(call), philox_of(call), 0, call.args[1].toInt());
@@ -270,8 +253,7 @@ void random_kernels::random_to(const SpecialCall& call) {
 void random_kernels::random_from(const SpecialCall& call) {
   const int64_t from = call.args[1].toInt();
   if (call.args[2].isNone()) {
-    integers(self_of(call), philox_of(call), from,
-             last_integer(self_of(call).scalar_type()) + 1 - static_cast<uint64_t>(from));
+    integers(self_of(call), philox_of(call), from, last_integer_of(call) + 1 - static_cast<uint64_t>(from));
   } else {
     integers_between(self_of(call), philox_of(call), from, call.args[2].toInt());
   }

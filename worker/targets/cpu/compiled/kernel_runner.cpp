@@ -143,18 +143,9 @@ class KernelProgram : public RunnerProgram {
 
   bool may_share(uint32_t first, uint32_t made, uint32_t source) const override {
     const BoundGroup& group = group_at(first);
-    const codegen::Launch* both = nullptr;
     if (std::ranges::any_of(group.launches, &codegen::Launch::computes_indices)) return false;
     if (!std::ranges::all_of(group.launches, checks_little)) return false;
-    for (const codegen::Launch& launch : group.launches) {
-      const auto has = [&](const codegen::Binding& binding) {
-        return binding.buffer == made || binding.buffer == source;
-      };
-      if (std::ranges::none_of(launch.operands, has)) continue;
-      if (both != nullptr) return false;
-      both = &launch;
-    }
-    const bool shares = both != nullptr && codegen::may_share(*both, made, source);
+    const bool shares = codegen::may_share(group.launches, made, source);
     group.shares |= shares;
     return shares;
   }

@@ -71,16 +71,7 @@ class KernelUnit final : public Unit {
     return call_.run(device_, buffers, run_id);
   }
   bool may_share(uint32_t made, uint32_t source) const override {
-    const codegen::Launch* both = nullptr;
-    for (const codegen::Launch& launch : call_.launches()) {
-      const auto has = [&](const codegen::Binding& binding) {
-        return binding.buffer == made || binding.buffer == source;
-      };
-      if (std::ranges::none_of(launch.operands, has)) continue;
-      if (both != nullptr) return false;
-      both = &launch;
-    }
-    return both != nullptr && codegen::may_share(*both, made, source);
+    return codegen::may_share(call_.launches(), made, source);
   }
 
  private:

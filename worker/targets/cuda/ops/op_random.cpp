@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "ir/dtype.h"
 #include "ir/philox.h"
 #include "worker/targets/cuda/kernels/arguments.h"
 #include "worker/targets/cuda/ops/op_plans_generated.h"
@@ -17,27 +18,6 @@ namespace {
 using ir::DType;
 
 Status invalid(std::string what) { return {ErrorCode::kOpFailed, std::move(what), "RuntimeError"}; }
-
-// The largest n for which the dtype represents all integers from 0 to n.
-uint64_t last_integer(DType dtype) {
-  if (ir::is_complex(dtype)) return 0;  // fill() declines these dtypes
-  switch (dtype) {
-    case DType::kBool:
-      return 1;
-    case DType::kFloat64:
-      return uint64_t{1} << 53;
-    case DType::kFloat32:
-      return uint64_t{1} << 24;
-    case DType::kFloat16:
-      return uint64_t{1} << 11;
-    case DType::kBFloat16:
-      return uint64_t{1} << 8;
-    case DType::kUInt8:
-      return 0xFF;
-    default:
-      return (uint64_t{1} << (8 * ir::item_size(dtype) - 1)) - 1;
-  }
-}
 
 // Fills the op's result, or `self`.
 Status fill(OpNode& node, PlanBuilder& plan, RandomArguments draw, Location probabilities = {}) {
@@ -109,7 +89,7 @@ Status random_plans::integers(OpNode& node, PlanBuilder& plan) {
     if (draw.first >= to) return invalid("random_ expects 'from' to be less than 'to'");
     draw.range = static_cast<uint64_t>(to) - static_cast<uint64_t>(draw.first);
   } else {
-    draw.range = last_integer(self->dtype) + 1 - static_cast<uint64_t>(draw.first);
+    draw.range = ir::last_integer(self->dtype) + 1 - static_cast<uint64_t>(draw.first);
   }
   return fill(node, plan, draw);
 }
