@@ -1,5 +1,6 @@
 #include "ir/graph.h"
 
+#include <algorithm>
 #include <limits>
 
 namespace torch_remote::ir {
@@ -190,6 +191,21 @@ Status evaluate(const Graph& graph, const int64_t* params, std::vector<int64_t>*
     ++symbol;
   }
   return {};
+}
+
+void add_view_symbols(const Graph& graph, const Group& group, std::vector<Sym>* symbols) {
+  for (uint32_t n = group.first; n <= group.last; ++n) {
+    for_each_view(graph.nodes[n], [&](uint32_t index, bool) {
+      const View& view = graph.views[index];
+      if (view.dynamic) return;
+      symbols->insert(symbols->end(), view.sizes.begin(), view.sizes.end());
+      symbols->insert(symbols->end(), view.strides.begin(), view.strides.end());
+      symbols->push_back(view.offset);
+    });
+  }
+  std::ranges::sort(*symbols);
+  const auto twice = std::ranges::unique(*symbols);
+  symbols->erase(twice.begin(), twice.end());
 }
 
 }  // namespace torch_remote::ir

@@ -200,6 +200,9 @@ struct Graph {
 // creates a view counts as a write.
 template <typename F>
 void for_each_view(const Node& node, F&& f);
+// Adds the sizes, strides and offsets of the group's views to `symbols`, which then is sorted and has each symbol once.
+// Dynamic views have none.
+void add_view_symbols(const Graph& graph, const Group& group, std::vector<Sym>* symbols);
 // Calls f(view) for every view that the node creates, in order; lists' items, too.
 template <typename F>
 void for_each_result_view(const Node& node, F&& f);

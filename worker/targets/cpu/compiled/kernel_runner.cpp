@@ -34,9 +34,8 @@ struct BoundGroup {
 
   ir::Group group;
   ScalarChecks numbers;
-  std::vector<ir::Sym> view_symbols;  // symbols of the group's views
-  std::vector<ir::Sym> symbols;       // these, and others that the launches depend on
-  std::vector<int64_t> values;        // the symbols' values
+  std::vector<ir::Sym> symbols;  // those of the group's views, and others that the launches depend on
+  std::vector<int64_t> values;   // the symbols' values
   bool bound = false;
   bool fits = false;     // loop nests can compute it with these values
   bool taken = false;    // kernels execute it
@@ -64,26 +63,6 @@ struct BoundGroup {
   // A launch may read memory that another one writes. If an index is out of bounds, nothing must have been written.
   mutable bool shares = false;
 };
-
-void make_unique(std::vector<ir::Sym>& symbols) {
-  std::ranges::sort(symbols);
-  const auto twice = std::ranges::unique(symbols);
-  symbols.erase(twice.begin(), twice.end());
-}
-
-std::vector<ir::Sym> symbols_of_views(const ir::Graph& graph, const ir::Group& group) {
-  std::vector<ir::Sym> symbols;
-  for (uint32_t n = group.first; n <= group.last; ++n) {
-    ir::for_each_view(graph.nodes[n], [&](uint32_t index, bool) {
-      const ir::View& view = graph.views[index];
-      symbols.insert(symbols.end(), view.sizes.begin(), view.sizes.end());
-      symbols.insert(symbols.end(), view.strides.begin(), view.strides.end());
-      symbols.push_back(view.offset);
-    });
-  }
-  make_unique(symbols);
-  return symbols;
-}
 
 // Whether the group contains a group norm of channels-last float32 images. A kernel would read the few channels of a
 // group at each position, once per group. The ATen plugin has loops for it
@@ -118,7 +97,6 @@ class KernelProgram : public RunnerProgram {
       : options_(options), graph_(graph), refused_(refused), tunes_(tunes && options.choices != nullptr) {
     for (const ir::Group& group : graph.groups) {
       groups_.emplace_back(graph, group);
-      groups_.back().view_symbols = symbols_of_views(graph, group);
     }
   }
 
@@ -430,7 +408,7 @@ class KernelProgram : public RunnerProgram {
     group.tuner.reset();
     group.timed = false;
     group.key.clear();
-    group.symbols = group.view_symbols;
+    group.symbols.clear();
     if (norms_channels_last(graph_, group.group, values)) {
       group.fits = false;
       remember(group, values);
@@ -459,8 +437,8 @@ class KernelProgram : public RunnerProgram {
   }
 
   // Stores the values that the group was bound with.
-  static void remember(BoundGroup& group, std::span<const int64_t> values) {
-    make_unique(group.symbols);
+  void remember(BoundGroup& group, std::span<const int64_t> values) {
+    ir::add_view_symbols(graph_, group.group, &group.symbols);
     group.values.clear();
     for (const ir::Sym symbol : group.symbols) group.values.push_back(values[symbol]);
   }

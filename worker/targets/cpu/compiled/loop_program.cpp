@@ -5,34 +5,17 @@
 #include "worker/device/monotonic_clock.h"
 
 namespace torch_remote::worker::kernels {
-namespace {
-
-// The symbols of the node's views (sizes, strides, offsets) and numbers.
-std::vector<ir::Sym> symbols_of(const ir::Graph& graph, const ir::Node& node) {
-  std::vector<ir::Sym> symbols;
-  ir::for_each_view(node, [&](uint32_t index, bool) {
-    const ir::View& view = graph.views[index];
-    symbols.insert(symbols.end(), view.sizes.begin(), view.sizes.end());
-    symbols.insert(symbols.end(), view.strides.begin(), view.strides.end());
-    symbols.push_back(view.offset);
-  });
-  for (const ir::Arg& arg : node.args) {
-    const bool number = arg.tag == ir::ArgTag::kBool || arg.tag == ir::ArgTag::kInt || arg.tag == ir::ArgTag::kFloat;
-    if (number) symbols.push_back(arg.a);
-  }
-  std::ranges::sort(symbols);
-  const auto twice = std::ranges::unique(symbols);
-  symbols.erase(twice.begin(), twice.end());
-  return symbols;
-}
-
-}  // namespace
 
 LoopProgram::LoopProgram(const ir::Graph& graph, ir::GroupKind kind) : graph_(graph) {
   for (const ir::Group& group : graph.groups) {
     if (group.kind != kind || group.first != group.last) continue;
     groups_.emplace_back(graph, group);
-    groups_.back().symbols = symbols_of(graph, graph.nodes[group.first]);
+    std::vector<ir::Sym>& symbols = groups_.back().symbols;
+    for (const ir::Arg& arg : graph.nodes[group.first].args) {
+      const bool number = arg.tag == ir::ArgTag::kBool || arg.tag == ir::ArgTag::kInt || arg.tag == ir::ArgTag::kFloat;
+      if (number) symbols.push_back(arg.a);
+    }
+    ir::add_view_symbols(graph, group, &symbols);
   }
 }
 

@@ -63,18 +63,7 @@ const Status& Unit::prepare(std::span<const int64_t> values, bool wait) {
     } else {
       status_ = empty_ ? Status() : plan(values, &symbols_);
     }
-    for (uint32_t n = group_.first; n <= group_.last; ++n) {
-      ir::for_each_view(graph_.nodes[n], [&](uint32_t index, bool) {
-        const ir::View& view = graph_.views[index];
-        if (view.dynamic) return;
-        symbols_.insert(symbols_.end(), view.sizes.begin(), view.sizes.end());
-        symbols_.insert(symbols_.end(), view.strides.begin(), view.strides.end());
-        symbols_.push_back(view.offset);
-      });
-    }
-    std::ranges::sort(symbols_);
-    const auto twice = std::ranges::unique(symbols_);
-    symbols_.erase(twice.begin(), twice.end());
+    ir::add_view_symbols(graph_, group_, &symbols_);
     for (const ir::Sym symbol : symbols_) values_.push_back(values[symbol]);
   }
   return status_;
