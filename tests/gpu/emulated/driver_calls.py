@@ -1,5 +1,5 @@
-"""Counts the calls of the driver and NVIDIA libraries in a cached step, and the bytes that are sent to the GPU's
-worker. The steps are a training step of an MLP, and a generation step of GPT-2. The GPU is emulated.
+"""Counts the calls of the driver and NVIDIA libraries in a cached step. The steps are a training step of an MLP, a
+generation step of GPT-2, and one kernel with an `.item()`. The GPU is emulated.
 
 bazel run //tests/gpu/emulated:driver_calls
 """
@@ -53,7 +53,12 @@ def decode_step(device: torch.device) -> Callable[[], None]:
     return step
 
 
-STEP = {"MLP, AdamW": mlp_step, "GPT-2 decode": decode_step}
+def item_step(device: torch.device) -> Callable[[], None]:
+    x = torch.ones(1).to(device)
+    return lambda: (x + 1).item()
+
+
+STEP = {"MLP, AdamW": mlp_step, "GPT-2 decode": decode_step, "one kernel, item()": item_step}
 
 
 def calls_of(name: str, device: torch.device) -> dict[str, float]:

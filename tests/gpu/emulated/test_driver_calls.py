@@ -12,6 +12,10 @@ MOST = {
         "cuLaunchKernel": 2,
         "cuMemcpyHtoDAsync": 1,
         "cuMemcpyDtoHAsync": 3,
+        "cuMemcpyDtoDAsync": 0,
+        "cuEventRecord": 3,
+        "cuStreamWaitEvent": 0,
+        "cuLaunchHostFunc": 0,
     },
     "GPT-2 decode": {
         "cuGraphLaunch": 3,
@@ -19,6 +23,9 @@ MOST = {
         "cuLaunchKernel": 16,
         "cuMemcpyHtoDAsync": 2,
         "cuMemcpyDtoHAsync": 3,
+        "cuEventRecord": 4,
+        "cuStreamWaitEvent": 0,
+        "cuLaunchHostFunc": 0,
     },
 }
 
@@ -28,3 +35,13 @@ def test_calls_of_a_step(remote, name):
     calls = driver_calls.calls_of(name, remote)
     assert calls.get("cuGraphLaunch", 0) >= 1
     assert {call: calls.get(call, 0) for call in MOST[name] if calls.get(call, 0) > MOST[name][call]} == {}, calls
+
+
+POLLING = {"cuCtxPushCurrent", "cuCtxPopCurrent", "cuEventQuery", "cuEventSynchronize"}
+
+
+def test_item_is_one_copy_and_one_event(remote):
+    """Besides these, the step has the kernel and the event of its run."""
+    calls = driver_calls.calls_of("one kernel, item()", remote)
+    made = {call: round(count) for call, count in calls.items() if round(count) != 0 and call not in POLLING}
+    assert made == {"cuLaunchKernel": 1, "cuMemcpyDtoHAsync": 1, "cuEventRecord": 2}, calls

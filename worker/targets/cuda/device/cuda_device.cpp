@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "worker/targets/cuda/device/copy_kernel.h"
@@ -11,13 +12,17 @@ namespace torch_remote::worker::cuda {
 namespace {
 
 // Copies to the GPU of at most this many bytes skip the staging memory; the driver copies them itself.
-constexpr size_t kSmall = 64 << 10;
+constexpr size_t kSmallCopyIn = 64 << 10;
 
 // Without a given limit, 1/16 of the free memory is left to kernels and staging, and tensors may use the rest.
 constexpr uint64_t kPart = 16;
 
 // `wait` polls for this long before it sleeps.
-constexpr auto kLooks = std::chrono::microseconds(50);
+constexpr auto kPollTime = std::chrono::microseconds(50);
+
+// `notify` polls for this long if a small read is in flight, as a client probably waits for it. This avoids an interrupt
+// and two switches of threads.
+constexpr auto kReadPollTime = std::chrono::microseconds(200);
 
 }  // namespace
 
@@ -82,7 +87,8 @@ CudaDevice::CudaDevice(const std::shared_ptr<Gpu>& gpu, const Options& options, 
       deferred_failures_(gpu),
       in_(gpu, options.slot_bytes, options.slots),
       out_(gpu, options.slot_bytes, options.slots),
-      peers_(make_peer_memory(gpu, this->memory(), options.peer_memory_limit, [this] { queued(); })) {}
+      peers_(make_peer_memory(gpu, this->memory(), options.peer_memory_limit, [this] { queued(); })),
+      small_reads_(gpu) {}
 
 CudaDevice::~CudaDevice() {
   {
@@ -136,7 +142,7 @@ void CudaDevice::copy_in(void* destination, std::span<const std::byte> source, s
   if (source.empty() || gpu_->is_lost()) return;
   const ContextGuard current(*gpu_);
   const DevicePointer to = to_pointer(destination);
-  if (source.size() <= kSmall) {
+  if (source.size() <= kSmallCopyIn) {
     const Result result = gpu_->driver().memcpy_htod_async(to, source.data(), source.size(), gpu_->work_stream());
     check(result, "cuMemcpyHtoDAsync");
     retain(std::move(keep));  // The driver may read `source` after the call returns.
@@ -153,9 +159,31 @@ void CudaDevice::copy_out(const StridedBytes& source, std::byte* destination, st
   const View view(source);
   if (view.count() == 0 || gpu_->is_lost()) return;
   const ContextGuard current(*gpu_);
+  if (copy_out_small(view, destination, keep)) return;
   RetainedMemory& retained = retain(std::move(keep));
   has_copies_out_ = true;
   copy_out_staged(view, destination, retained);
+}
+
+// False: nothing was queued, and the copy needs staging memory.
+bool CudaDevice::copy_out_small(const View& view, std::byte* destination, std::shared_ptr<void>& keep) {
+  std::optional<SmallReads::Memory> memory;
+  DevicePointer from = view.data;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!view.is_packed() && view.nbytes() <= SmallReads::kMaxBytes) from = small_reads_.packing_memory();
+    if (from != 0) memory = small_reads_.take(view.nbytes());
+  }
+  if (!memory) return false;
+  if (!view.is_packed() && !pack(view, from)) return true;
+  const Driver& driver = gpu_->driver();
+  const Stream work = gpu_->work_stream();
+  if (!check(driver.memcpy_dtoh_async(memory->data, from, memory->bytes, work), "cuMemcpyDtoHAsync")) return true;
+  const std::lock_guard lock(mutex_);
+  // The ticket is taken after the copy was queued, so its event is recorded after the copy.
+  small_reads_.add(++queued_, *memory, destination);
+  retained_.push_back({queued_, std::move(keep), {}});
+  return true;
 }
 
 // Copies the view at once if it fits into a slot; otherwise splits it along the outermost dim.
@@ -265,7 +293,8 @@ bool CudaDevice::is_reached(Event event) {
   return result != Result::kNotReady && check(result, "cuEventQuery");
 }
 
-// Moves host memory that is no longer needed to `finished`, so that the caller frees it without the lock.
+// Finishes small reads. Moves host memory that is no longer needed to `finished`, so that the caller frees it without
+// the lock.
 void CudaDevice::poll(std::vector<RetainedMemory>* finished) {
   while (!ticket_events_.empty() && !gpu_->is_lost()) {
     const TicketEvents& mark = ticket_events_.front();
@@ -275,6 +304,7 @@ void CudaDevice::poll(std::vector<RetainedMemory>* finished) {
     if (mark.out != nullptr) events_.push_back(mark.out);
     ticket_events_.pop_front();
   }
+  if (!gpu_->is_lost()) small_reads_.finish(done_);
   while (!retained_.empty() && retained_.front().ticket <= done_) {
     finished->push_back(std::move(retained_.front()));
     retained_.pop_front();
@@ -291,7 +321,7 @@ bool CudaDevice::done(Ticket ticket) {
 
 Status CudaDevice::wait(Ticket ticket) {
   const ContextGuard current(*gpu_);
-  const auto until = std::chrono::steady_clock::now() + kLooks;
+  const auto until = std::chrono::steady_clock::now() + kPollTime;
   for (;;) {
     std::vector<RetainedMemory> finished;
     std::unique_lock lock(mutex_);
@@ -338,8 +368,23 @@ std::function<uint64_t()> CudaDevice::read_clock() {
   };
 }
 
+// Whether the ticket is done, or becomes done while this polls.
+bool CudaDevice::poll_for_reads(Ticket ticket) {
+  const ContextGuard current(*gpu_);
+  const auto until = std::chrono::steady_clock::now() + kReadPollTime;
+  for (;;) {
+    std::vector<RetainedMemory> finished;
+    std::unique_lock lock(mutex_);
+    if (!is_done(ticket)) poll(&finished);
+    if (is_done(ticket)) return true;
+    if (small_reads_.empty() || std::chrono::steady_clock::now() >= until) return false;
+    lock.unlock();
+    std::this_thread::yield();
+  }
+}
+
 void CudaDevice::notify(Ticket ticket, std::function<void()> then) {
-  if (done(ticket)) {
+  if (poll_for_reads(ticket)) {
     then();
     return;
   }

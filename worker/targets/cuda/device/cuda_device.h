@@ -16,14 +16,15 @@
 #include "worker/targets/cuda/device/gpu.h"
 #include "worker/targets/cuda/device/kernel_store.h"
 #include "worker/targets/cuda/device/peer_memory.h"
+#include "worker/targets/cuda/device/small_reads.h"
 #include "worker/targets/cuda/device/staging.h"
 
 namespace torch_remote::worker::cuda {
 
-// Memory and work of one GPU. Work is queued on one stream. Copies to the host, and copies of more than 64 KiB to the
-// GPU, go through staging memory on separate streams, so that no call waits for them. Work that was queued before a
-// copy to the GPU overlaps with it. Later work waits on the GPU until the copied bytes are there. The work stream also
-// waits while all slots for copies to the host are in use.
+// Memory and work of one GPU. Work is queued on one stream, and so are copies of at most 64 KiB. Larger copies go
+// through staging memory on separate streams, so that no call waits for them. Work that was queued before a copy to the
+// GPU overlaps with it. Later work waits on the GPU until the copied bytes are there. The work stream also waits while
+// all slots for copies to the host are in use.
 class CudaDevice final : public Device {
  public:
   struct Options {
@@ -69,7 +70,7 @@ class CudaDevice final : public Device {
   void queued();
 
  private:
-  // Events that show when the streams have reached a ticket.
+  // Events that show when the streams have reached a ticket. `out`: null without copies on that stream.
   struct TicketEvents {
     Ticket ticket = 0;
     Event work = nullptr, out = nullptr;
@@ -92,12 +93,14 @@ class CudaDevice final : public Device {
   bool check(Result result, const char* what) { return gpu_->check(result, what); }
   RetainedMemory& retain(std::shared_ptr<void> memory);
   bool copy_in_staged(DevicePointer to, const std::byte* from, size_t bytes, RetainedMemory& retained);
+  bool copy_out_small(const View& view, std::byte* destination, std::shared_ptr<void>& keep);
   bool copy_out_staged(const View& view, std::byte*& to, RetainedMemory& retained);
   bool pack(const View& view, DevicePointer to);
   bool copy_on_host(Stream stream, const HostCopy& copy, RetainedMemory& retained);
   Event new_event();
   bool is_reached(Event event);
   void poll(std::vector<RetainedMemory>* finished);
+  bool poll_for_reads(Ticket ticket);
   bool is_done(Ticket ticket) const { return done_ >= ticket || gpu_->is_lost(); }
   void watch();
 
@@ -109,9 +112,10 @@ class CudaDevice final : public Device {
   std::shared_ptr<void> clock_event_;      // The event of the last clock reading.
   double clock_ns_ = 0;                    // The clock's value at that event.
   std::vector<DeferredFailure> failures_;  // Collected, and not yet returned by take_failures().
-  bool has_copies_out_ = false;            // A copy to the host was queued since marked_.
+  bool has_copies_out_ = false;            // A copy on the stream for copies out was queued since marked_.
 
   mutable std::mutex mutex_;  // Guards the members below.
+  SmallReads small_reads_;
   Ticket queued_ = 0, marked_ = 0, done_ = 0;
   std::deque<TicketEvents> ticket_events_;
   std::vector<Event> events_;  // For reuse.

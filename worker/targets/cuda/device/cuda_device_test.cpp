@@ -1,7 +1,11 @@
 #include "worker/targets/cuda/device/cuda_device.h"
 
+#include <chrono>
 #include <cstring>
+#include <map>
 #include <numeric>
+#include <string>
+#include <thread>
 
 #include "tests/emulated_gpu/compile.h"
 #include "tests/emulated_gpu/open.h"
@@ -109,6 +113,128 @@ TEST_F(OnGpus, CopiesAreQueued) {
   ASSERT_TRUE(device->wait(ticket).ok());
   gpus().slow_down(std::chrono::microseconds(0));
   EXPECT_EQ(*got, *given);
+  x.release(x.owner);
+}
+
+using Calls = std::map<std::string, uint64_t>;
+
+// The number of driver calls since `before`, without polling and changes of the current context.
+Calls calls_since(const Calls& before) {
+  Calls calls;
+  for (const auto& [name, count] : gpus().calls()) {
+    const auto found = before.find(name);
+    const uint64_t made = count - (found == before.end() ? 0 : found->second);
+    const bool polls = name == "cuEventQuery" || name == "cuEventSynchronize" || name.starts_with("cuCtx");
+    if (made != 0 && !polls) calls[name] = made;
+  }
+  return calls;
+}
+
+TEST_F(OnGpus, ASmallReadIsOneCopyAndOneEvent) {
+  const auto device = open_device(gpus().driver(), 64 << 20);
+  for (const size_t count : {size_t{4}, SmallReads::kMaxBytes}) {
+    const tr_buffer x = allocate(*device, count);
+    const auto given = bytes(count, 1);
+    for (int round = 0; round < 2; ++round) {
+      device->copy_in(x.data, *given, given);
+      ASSERT_TRUE(device->wait(device->record()).ok());
+      const Calls before = gpus().calls();
+      const auto got = read(*device, x.data, count);
+      ASSERT_TRUE(device->wait(device->record()).ok());
+      EXPECT_EQ(*got, *given);
+      if (round == 0) continue;
+      EXPECT_EQ(calls_since(before), (Calls{{"cuEventRecord", 1}, {"cuMemcpyDtoHAsync", 1}}));
+    }
+    x.release(x.owner);
+  }
+}
+
+// A transposed view of few bytes is packed in GPU memory first.
+TEST_F(OnGpus, ASmallStridedReadIsOneKernelMore) {
+  const auto device = open_device(gpus().driver(), 64 << 20);
+  const tr_buffer x = allocate(*device, 32);
+  const auto given = bytes(32, 1);
+  device->copy_in(x.data, *given, given);
+  const std::vector<int64_t> sizes = {4, 8}, strides = {1, 4};
+  for (int round = 0; round < 2; ++round) {
+    const Calls before = gpus().calls();
+    const auto got = std::make_shared<Bytes>(32);
+    device->copy_out({x.data, 1, sizes, strides}, got->data(), got);
+    ASSERT_TRUE(device->wait(device->record()).ok());
+    for (size_t i = 0; i < 32; ++i) ASSERT_EQ((*got)[i], (*given)[i / 8 + i % 8 * 4]);
+    if (round == 0) continue;
+    EXPECT_EQ(calls_since(before), (Calls{{"cuEventRecord", 1}, {"cuLaunchKernel", 1}, {"cuMemcpyDtoHAsync", 1}}));
+  }
+  x.release(x.owner);
+}
+
+// More reads than the pinned ring holds; what it cannot hold uses staging memory. Each read sees what was written
+// before it, and not what was written after it.
+TEST_F(OnGpus, ManySmallReadsAreInFlight) {
+  const auto device = open_device(gpus().driver(), 64 << 20);
+  constexpr size_t kCount = 40'000;
+  const tr_buffer x = allocate(*device, kCount);
+  for (int round = 0; round < 3; ++round) {
+    std::vector<std::shared_ptr<Bytes>> got;
+    const int reads = 2 * static_cast<int>(SmallReads::kRingBytes / kCount);
+    const Calls before = gpus().calls();
+    for (int i = 0; i < reads; ++i) {
+      device->fill(x.data, static_cast<std::byte>(i), kCount);
+      got.push_back(read(*device, x.data, kCount));
+    }
+    EXPECT_NE(calls_since(before)["cuLaunchHostFunc"], 0u);
+    device->fill(x.data, std::byte{255}, kCount);
+    ASSERT_TRUE(device->wait(device->record()).ok());
+    for (int i = 0; i < reads; ++i) ASSERT_EQ(*got[i], Bytes(kCount, static_cast<std::byte>(i))) << i;
+  }
+  x.release(x.owner);
+}
+
+TEST_F(OnGpus, SmallReadsNeedNoPinnedMemory) {
+  Driver poor = gpus().driver();
+  static Driver real;
+  real = poor;
+  poor.mem_host_alloc = [](void** address, size_t bytes, unsigned flags) {
+    return bytes == SmallReads::kRingBytes ? Result::kOutOfMemory : real.mem_host_alloc(address, bytes, flags);
+  };
+  const auto device = open_device(poor, 64 << 20);
+  const tr_buffer x = allocate(*device, 100);
+  const auto given = bytes(100, 1);
+  device->copy_in(x.data, *given, given);
+  const auto got = read(*device, x.data, 100);
+  ASSERT_TRUE(device->wait(device->record()).ok());
+  EXPECT_EQ(*got, *given);
+  x.release(x.owner);
+}
+
+// When a ticket is done, the bytes of the reads before it are there, whichever thread polled.
+TEST_F(OnGpus, ANotifiedReadIsThere) {
+  const auto device = open_device(gpus().driver(), 64 << 20);
+  const tr_buffer x = allocate(*device, 100);
+  const auto given = bytes(100, 1);
+  device->copy_in(x.data, *given, given);
+  const auto got = read(*device, x.data, 100);
+  std::atomic<bool> told = false;
+  device->notify(device->record(), [&] {
+    EXPECT_EQ(*got, *given);
+    told = true;
+  });
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (!told && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+  EXPECT_TRUE(told);
+  x.release(x.owner);
+}
+
+// The bytes of a read that a lost device never copied are not written, even if its memory is gone.
+TEST_F(OnGpus, ALostDeviceFinishesNoReads) {
+  auto device = open_device(gpus().driver(), 64 << 20);
+  const tr_buffer x = allocate(*device, 100);
+  device->fill(x.data, std::byte{1}, 100);
+  ASSERT_TRUE(device->wait(device->record()).ok());
+  gpus().lose_device(0, 1);
+  const auto got = read(*device, x.data, 100);
+  EXPECT_EQ(device->wait(device->record()).code(), ErrorCode::kLost);
+  EXPECT_EQ(*got, Bytes(100));
   x.release(x.owner);
 }
 
