@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "worker/targets/cuda/launch/run_memory.h"
+#include "worker/targets/cuda/launch/timed_choice.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
@@ -36,11 +37,11 @@ uint64_t steps(int64_t elements, lt::Type type) {
 std::string key_of(const Problem& problem) {
   std::ostringstream key;
   const int64_t k = problem.op_a == lt::Operation::kNone ? problem.a.columns : problem.a.rows;
-  const auto size = [&](int64_t is) { return problem.deterministic ? is : size_class(is); };
+  const auto size = [&](int64_t is) { return problem.tune ? size_class(is) : is; };
   const auto stride = [&](int64_t elements, lt::Type type) {
-    return problem.deterministic ? static_cast<uint64_t>(elements) : steps(elements, type);
+    return problem.tune ? steps(elements, type) : static_cast<uint64_t>(elements);
   };
-  key << (problem.deterministic ? "d" : "") << size(problem.d.rows) << "x" << size(problem.d.columns) << "x" << size(k)
+  key << (problem.tune ? "" : problem.deterministic ? "d" : "e") << size(problem.d.rows) << "x" << size(problem.d.columns) << "x" << size(k)
       << "b" << size(problem.batch) << "o" << static_cast<int>(problem.op_a) << static_cast<int>(problem.op_b) << "t"
       << static_cast<int>(problem.compute) << "," << static_cast<int>(problem.scale);
   for (const StoredMatrix* stored : {&problem.a, &problem.b, &problem.c, &problem.d}) {
@@ -222,7 +223,7 @@ Status CublasLtLibrary::choose(PreparedGemm& prepared) {
   if (const auto known = choices_.find(key); known != choices_.end() && adopt(prepared, known->second)) return {};
   auto choice = std::make_shared<AlgorithmChoice>();
   choice->key = key;
-  const std::string* const kept = prepared.problem_.deterministic ? nullptr : file_.find(key);
+  const std::string* const kept = prepared.problem_.tune ? file_.find(key) : nullptr;
   const std::optional<lt::Algorithm> algorithm = kept != nullptr ? from_hex(*kept) : std::nullopt;
   if (algorithm && check(prepared, *algorithm, &checked)) {
     ++file_hits_;
@@ -295,7 +296,7 @@ Status CublasLtLibrary::query_heuristics(PreparedGemm& prepared, AlgorithmChoice
   std::erase_if(choice.candidates, [](const lt::HeuristicResult& c) { return c.state != lt::Result::kSuccess; });
   if (choice.candidates.empty()) return lt::to_status(lt::Result::kNotSupported, "cublasLtMatmulAlgoGetHeuristic");
   choice.candidates.resize(
-      std::min(choice.candidates.size(), problem.deterministic ? size_t{1} : static_cast<size_t>(options_.timed)));
+      std::min(choice.candidates.size(), problem.tune ? static_cast<size_t>(options_.timed) : size_t{1}));
   choice.decided = choice.candidates.size() == 1;
   return {};
 }
@@ -432,17 +433,15 @@ void CublasLtLibrary::decide(const std::shared_ptr<AlgorithmChoice>& decided) {
   const Driver& driver = gpu_->driver();
   const Result result = driver.event_query(choice.timing_events.back());
   if (result == Result::kNotReady || !gpu_->check(result, "cuEventQuery")) return;
-  float least = 0;
-  for (size_t i = 0; i < choice.candidates.size(); ++i) {
-    float milliseconds = 0;
-    if (!gpu_->check(driver.event_elapsed_time(&milliseconds, choice.timing_events[i], choice.timing_events[i + 1]),
+  std::vector<float> times(choice.candidates.size());
+  for (size_t i = 0; i < times.size(); ++i) {
+    if (!gpu_->check(driver.event_elapsed_time(&times[i], choice.timing_events[i], choice.timing_events[i + 1]),
                      "cuEventElapsedTime")) {
       return;
     }
-    if (i != 0 && milliseconds >= least) continue;
-    least = milliseconds;
-    choice.best = i;
+    times[i] /= kRepeats;
   }
+  choice.best = fastest(times);
   for (const Event event : choice.timing_events) gpu_->check(driver.event_destroy(event), "cuEventDestroy");
   choice.timing_events.clear();
   std::erase(timed_, decided);

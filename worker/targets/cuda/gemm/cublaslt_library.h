@@ -16,16 +16,18 @@
 
 namespace torch_remote::worker::cuda {
 
-// The algorithm for GEMMs that have the same key: the heuristic's results, and which of them is the fastest. The
-// heuristic is asked once. The first use runs the heuristic's first choice. Behind this call, it queues timed calls of
-// all candidates, which write to scratch memory. Later uses check whether the GPU has finished the timing. The fastest
-// algorithm is used from then on, and stored in a file. If there is no memory for the timing, the first choice stays,
-// and nothing is stored. If the file has an algorithm for the key, neither the heuristic nor timing is needed. In
-// deterministic mode we use the heuristic's first choice, without timing and without the file.
+// The algorithm for GEMMs that have the same key. The heuristic is asked once. By default, its first choice is used, so
+// every run gives the same bits.
+//
+// If a problem is tuned, the fastest of the heuristic's results is used. The first use runs the first choice. Behind
+// this call, it queues timed calls of all candidates, which write to scratch memory. Later uses check whether the GPU
+// has finished the timing (timed_choice.h). The chosen algorithm is used from then on, and stored in a file. If there is
+// no memory for the timing, the first choice stays, and nothing is stored. If the file has an algorithm for the key,
+// neither the heuristic nor timing is needed.
 struct AlgorithmChoice {
-  // The types, flags, alignments, epilogue, sizes and strides of a Problem. In deterministic mode, sizes and strides
-  // are exact. Otherwise, sizes are rounded up to three significant bits, and only the alignment of strides counts. A
-  // size with this key that the algorithm does not support gets its own choice.
+  // The types, flags, alignments, epilogue, sizes and strides of a Problem. If it is tuned, sizes are rounded up to
+  // three significant bits, and only the alignment of strides counts. Otherwise, sizes and strides are exact. A size
+  // with this key that the algorithm does not support gets its own choice.
   std::string key;
   std::vector<lt::HeuristicResult> candidates;  // The heuristic's first choice first.
   size_t best = 0;

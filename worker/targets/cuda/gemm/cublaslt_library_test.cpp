@@ -52,10 +52,12 @@ class ProductLibraryTest : public emulated::LibraryTest<CublasLtLibrary, Prepare
     problem.c = problem.d = {.rows = m, .columns = 8, .ld = 64};
     return problem;
   }
-  void prepare(int64_t m, bool deterministic = false, int64_t k = 64) {
+  enum Mode { kDefault, kTuned, kDeterministic };
+  void prepare(int64_t m, Mode mode = kTuned, int64_t k = 64) {
     const ContextGuard current(device->gpu());
     Problem given = problem(m, k);
-    given.deterministic = deterministic;
+    given.deterministic = mode == kDeterministic;
+    given.tune = mode == kTuned;
     const Status status = library->prepare(given, &prepared);
     ASSERT_TRUE(status.ok()) << status.message();
   }
@@ -99,19 +101,21 @@ TEST_F(ProductLibraryTest, TimesOnceBehindTheFirstUse) {
   EXPECT_EQ(library->heuristic_calls(), 2u);
 }
 
-TEST_F(ProductLibraryTest, ADeterministicProblemIsNeverTimed) {
+TEST_F(ProductLibraryTest, OnlyTunedProblemsAreTimed) {
   emulated::slow_down(emulated::MatmulAlgorithm::kVectors, std::chrono::milliseconds(20));
   prepare(48);
   run(3);  // The file names another algorithm than the heuristic's first choice.
   const std::string kept = file();
   const uint64_t elapsed = calls("cuEventElapsedTime");
   // The heuristic is asked for each exact size; each run is one call of its first choice.
-  for (const int64_t m : {48, 44}) {
-    const uint64_t asked = library->heuristic_calls(), before = calls();
-    prepare(m, /*deterministic=*/true);
-    EXPECT_EQ(library->heuristic_calls(), asked + 1);
-    run(3);
-    EXPECT_EQ(calls(), before + 3);
+  for (const Mode mode : {kDefault, kDeterministic}) {
+    for (const int64_t m : {48, 44}) {
+      const uint64_t asked = library->heuristic_calls(), before = calls();
+      prepare(m, mode);
+      EXPECT_EQ(library->heuristic_calls(), asked + 1);
+      run(3);
+      EXPECT_EQ(calls(), before + 3);
+    }
   }
   EXPECT_EQ(calls("cuEventElapsedTime"), elapsed);
   EXPECT_EQ(file(), kept);
@@ -121,9 +125,9 @@ TEST_F(ProductLibraryTest, ADeterministicProblemIsNeverTimed) {
 TEST_F(ProductLibraryTest, ASizeThatTheFastestWayDoesNotSupportGetsAnotherOne) {
   emulated::slow_down(emulated::MatmulAlgorithm::kVectors, std::chrono::milliseconds(20));
   emulated::slow_down(emulated::MatmulAlgorithm::kBasic, std::chrono::milliseconds(20));
-  prepare(48, /*deterministic=*/false, /*k=*/32);
+  prepare(48, kTuned, /*k=*/32);
   const std::shared_ptr<PreparedGemm> first = prepared;
-  prepare(48, /*deterministic=*/false, /*k=*/30);
+  prepare(48, kTuned, /*k=*/30);
   EXPECT_EQ(library->heuristic_calls(), 1u);
   call(first);
   call(prepared);  // Before the first one was timed.
@@ -138,26 +142,27 @@ TEST_F(ProductLibraryTest, ASizeThatTheFastestWayDoesNotSupportGetsAnotherOne) {
 TEST_F(ProductLibraryTest, EndsWhileAChoiceOfOneSizeIsTimed) {
   emulated::slow_down(emulated::MatmulAlgorithm::kVectors, std::chrono::milliseconds(20));
   emulated::slow_down(emulated::MatmulAlgorithm::kBasic, std::chrono::milliseconds(20));
-  prepare(48, /*deterministic=*/false, /*k=*/32);
+  prepare(48, kTuned, /*k=*/32);
   run(2);
-  prepare(48, /*deterministic=*/false, /*k=*/30);
+  prepare(48, kTuned, /*k=*/30);
   call(prepared);  // TearDown() looks for events that are left.
   EXPECT_EQ(library->heuristic_calls(), 2u);
 }
 
 // Otherwise the algorithm of a GEMM, and so its bits, would depend on which strides were used first.
-TEST_F(ProductLibraryTest, OnlyDeterministicProblemsHaveAChoicePerStride) {
+TEST_F(ProductLibraryTest, OnlyTunedProblemsShareAChoice) {
   const ContextGuard current(device->gpu());
-  for (const bool deterministic : {false, true}) {
+  for (const Mode mode : {kDefault, kTuned, kDeterministic}) {
     const uint64_t asked = library->heuristic_calls();
     for (const int64_t ld : {64, 128, 64}) {
       Problem given = problem(48);
       given.a.ld = ld;
-      given.deterministic = deterministic;
+      given.deterministic = mode == kDeterministic;
+      given.tune = mode == kTuned;
       const Status status = library->prepare(given, &prepared);
       ASSERT_TRUE(status.ok()) << status.message();
     }
-    EXPECT_EQ(library->heuristic_calls(), asked + (deterministic ? 2 : 1));
+    EXPECT_EQ(library->heuristic_calls(), asked + (mode == kTuned ? 1 : 2));
   }
 }
 
@@ -211,6 +216,8 @@ TEST_F(ProductLibraryTest, DoesWithoutAWorkspaceWhereThereIsNoMemory) {
   driver->fail_allocation(1);
   run(3);  // Only one of the algorithms that are timed needs the workspace.
   EXPECT_EQ(calls("cuEventElapsedTime"), 0u);
+  prepare(40, kDefault);
+  run(3);
 }
 
 TEST_F(ProductLibraryTest, TheFirstChoiceStaysIfNoneCanBeTimed) {

@@ -76,7 +76,8 @@ struct Problem {
   uint32_t bias_alignment = 16;
   bool is_scaled = false;  // The call has a_scale and b_scale (float8).
   bool fast_accumulation = false;
-  bool deterministic = false;  // Always the same algorithm, even if another one is faster.
+  bool deterministic = false;  // Only the heuristic's first choice may run, even if memory is short.
+  bool tune = false;           // The fastest algorithm is found by timing. Not together with `deterministic`.
   bool operator==(const Problem&) const = default;
 };
 

@@ -79,8 +79,8 @@ class Gelu {
 
 class GemmUnit final : public Unit {
  public:
-  GemmUnit(LazyCublasLt& cublaslt, const ir::Graph& graph, const ir::Group& group, const Gemm& gemm)
-      : Unit(graph, group), cublaslt_(cublaslt), gemm_(gemm) {}
+  GemmUnit(LazyCublasLt& cublaslt, const ir::Graph& graph, const ir::Group& group, const Gemm& gemm, bool tune)
+      : Unit(graph, group), cublaslt_(cublaslt), gemm_(gemm), tune_(tune) {}
 
   Status run(std::span<const tr_buffer> buffers, uint64_t) override;
 
@@ -98,6 +98,7 @@ class GemmUnit final : public Unit {
 
   LazyCublasLt& cublaslt_;
   const Gemm gemm_;
+  const bool tune_;
   GemmScalars numbers_;
   ir::MathModes math_modes_ = 0;
   GemmPlan plan_;
@@ -115,6 +116,7 @@ Status GemmUnit::plan(std::span<const int64_t> values, std::vector<ir::Sym>*) {
   gelu_.reset();
   Status status = plan_gemm(graph(), gemm_, values, math_modes_, &plan_);
   if (!status.ok() || plan_.calls.empty()) return status;
+  for (Problem* const problem : {&plan_.problem, &plan_.problem_next}) problem->tune = tune_ && !problem->deterministic;
   const ContextGuard current(cublaslt_.device().gpu());
   CublasLtLibrary* const library = cublaslt_.get(&status);
   if (library == nullptr) return status;
@@ -168,7 +170,7 @@ Status GemmUnit::run(std::span<const tr_buffer> buffers, uint64_t run_id) {
 class GemmProgram final : public UnitProgram {
  public:
   GemmProgram(LazyCublasLt& cublaslt, const LoadRequest& request, uint64_t& refused)
-      : UnitProgram(cublaslt.device(), request, refused), cublaslt_(cublaslt) {
+      : UnitProgram(cublaslt.device(), request, refused), cublaslt_(cublaslt), tune_(request.tune) {
     make_units(request);
   }
 
@@ -177,10 +179,11 @@ class GemmProgram final : public UnitProgram {
     Gemm gemm;
     const bool is_gemm = group.last != group.first ? find_epilogue(graph, group, &gemm)
                                                    : find_gemm(graph, graph.nodes[group.first], &gemm);
-    return is_gemm ? std::make_unique<GemmUnit>(cublaslt_, graph, group, gemm) : nullptr;
+    return is_gemm ? std::make_unique<GemmUnit>(cublaslt_, graph, group, gemm, tune_) : nullptr;
   }
 
   LazyCublasLt& cublaslt_;
+  const bool tune_;
 };
 
 class GemmRunner final : public Runner {
