@@ -1,5 +1,5 @@
-"""Batch norm of channels-last images with cuDNN on an emulated GPU, compared with CPU. Hand-written kernels execute a
-size until cuDNN's plan is ready, so each test repeats until it is. They also execute everything that cuDNN refuses."""
+"""Batch norm of channels-last images with cuDNN on an emulated GPU, compared with CPU. Hand-written kernels execute the
+first use of a size, so each test repeats. They also execute everything that cuDNN refuses."""
 
 import time
 
@@ -59,7 +59,7 @@ def check(remote, given, dtype, uses_cudnn=True, layout=None, **options):
         same(train(remote, given, dtype, layout, **options), expected, dtype)
         rounds += 1
         calls = executed() - before
-        # In both passes, and after the timing of algorithms.
+        # In both passes.
         if (calls >= 20 and rounds >= 4) or (not uses_cudnn and rounds == 3):
             break
         assert time.monotonic() < deadline, f"cuDNN did nothing: {calls} calls in {rounds} rounds"

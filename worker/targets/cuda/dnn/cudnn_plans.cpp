@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "worker/targets/cuda/launch/run_memory.h"
+#include "worker/targets/cuda/launch/timed_choice.h"
 
 namespace torch_remote::worker::cuda::dnn {
 namespace {
@@ -123,19 +124,17 @@ bool PlanChoice::decide(Gpu& gpu) {
   const Driver& driver = gpu.driver();
   const cuda::Result result = driver.event_query(timing_events_.back());
   if (result == cuda::Result::kNotReady || !gpu.check(result, "cuEventQuery")) return false;
-  float least = 0;
   const size_t plans = plans_.size();
   if (timing_events_.size() != plans + 1) return false;
+  std::vector<float> times(plans);
   for (size_t i = 0; i < plans; ++i) {
-    float milliseconds = 0;
-    if (!gpu.check(driver.event_elapsed_time(&milliseconds, timing_events_[i], timing_events_[i + 1]),
-                   "cuEventElapsedTime")) {
+    float& time = times[plans - 1 - i];
+    if (!gpu.check(driver.event_elapsed_time(&time, timing_events_[i], timing_events_[i + 1]), "cuEventElapsedTime")) {
       return false;
     }
-    if (i != 0 && milliseconds > least) continue;  // If two are equally fast, the heuristic's earlier choice wins.
-    least = milliseconds;
-    best_ = plans - 1 - i;
+    time /= kRepeats;
   }
+  best_ = fastest(times);
   for (const Event event : timing_events_) gpu.check(driver.event_destroy(event), "cuEventDestroy");
   timing_events_.clear();
   decided_ = true;

@@ -27,9 +27,9 @@ HeuristicsMode mode_of(std::string_view choice);
 // Bytes of a plan's workspace, followed by `more` bytes. These begin at the next multiple of 256.
 uint64_t bytes_of(const Plan& plan, uint64_t more);
 
-// Several plans for the same graph. The first use finds a plan that works, then queues all plans again behind it to
-// time them. Later uses check whether the GPU has finished the timing; then the fastest plan is used. The GPU's context
-// must be current.
+// Several plans for the same graph. The first use finds a plan that works. Unless keep_first() was called, it queues
+// all plans again behind it to time them. Later uses check whether the GPU has finished the timing; then the fastest
+// plan is used (timed_choice.h). The GPU's context must be current.
 class PlanChoice {
  public:
   // Executes or queues a plan with this workspace.
@@ -43,13 +43,13 @@ class PlanChoice {
   // Whether a call has succeeded. Later calls may then be deferred in the work queue.
   bool has_succeeded() const { return has_succeeded_; }
 
-  // Keeps the first plan without timing. `from_file`: the choice file named it.
+  // Keeps the first plan that works, without timing. `from_file`: the choice file named it.
   void keep_first(bool from_file);
   // Whether the choice file named the plan, and it has not been called yet.
   bool is_from_file() const { return from_file_; }
 
   // Calls the plans in order, at once, until one works. Plans that fail before it are removed. Then queues all plans
-  // again to time them. plans() must not be empty. Returns the last error if no plan works. If is_from_file() is true
+  // again to time them, unless keep_first() was called. plans() must not be empty. Returns the last error if no plan works. If is_from_file() is true
   // then, replace this object by one with other plans, and try again.
   //
   // `settled`: the first plan that works stays in use. It is neither timed nor replaced by one that needs less memory.

@@ -14,9 +14,10 @@
 #include "worker/targets/cuda/launch/unit_program.h"
 #include "worker/targets/cuda/ops/op_kernels.h"
 
-// Runners that execute a node with one cuDNN call. The plans of these calls are built in the background
-// (deferred_plans.h). A node is declined until its plan exists, and if cuDNN refuses it. The runner waits for the plan
-// instead if no other runner takes the node, or if results must not depend on timing.
+// Runners that execute a node with one cuDNN call. The second use of a problem waits for its plan (deferred_plans.h). So
+// which runner executes a use does not depend on timing. The first use is declined, because a plan is not worth building
+// for a single use. It waits, too, if no other runner takes the node, or in deterministic mode. Nodes that cuDNN refuses
+// are declined.
 namespace torch_remote::worker::cuda {
 
 // Opens a library (a subclass of DeferredPlans, or RnnLibrary) on first use. If that fails, it is not tried again. Used
@@ -68,8 +69,9 @@ class DeferredPlanUnit final : public Unit {
  public:
   using Library = typename Kind::Library;
 
-  DeferredPlanUnit(LazyLibrary<Library>& library, OpKernels& kernels, const ir::Graph& graph, const ir::Group& group)
-      : Unit(graph, group), lazy_library_(library), kernels_(kernels) {}
+  DeferredPlanUnit(LazyLibrary<Library>& library, OpKernels& kernels, const ir::Graph& graph, const ir::Group& group,
+                   bool tune)
+      : Unit(graph, group), lazy_library_(library), kernels_(kernels), tune_(tune) {}
 
   Status run(std::span<const tr_buffer> buffers, uint64_t) override {
     Status status = run_plan(buffers);
@@ -90,9 +92,10 @@ class DeferredPlanUnit final : public Unit {
     Library* const library = lazy_library_.get();
     if (library == nullptr) return {ErrorCode::kUnsupported, lazy_library_.status().message()};
     plan_.problem.deterministic = is_deterministic();
+    plan_.problem.tune = tune_ && !is_deterministic();
     prepared_ = library->find(plan_.problem);
     state_ = library->state(*prepared_);
-    if (state_ == DeferredPlanState::kWaiting && (waits() || is_deterministic())) {
+    if (state_ == DeferredPlanState::kWaiting && (waits() || is_deterministic() || library->count_use(*prepared_))) {
       library->wait(prepared_);
       state_ = library->state(*prepared_);
     }
@@ -100,8 +103,7 @@ class DeferredPlanUnit final : public Unit {
       case DeferredPlanState::kReady:
         return {};
       case DeferredPlanState::kWaiting:
-        library->count_use(prepared_);
-        return {ErrorCode::kUnsupported, "its plan is being built"};
+        return {ErrorCode::kUnsupported, "its plan is built when these sizes are used again"};
       case DeferredPlanState::kRefused: {
         const Status why = library->status(*prepared_);
         return {ErrorCode::kUnsupported, why.message()};
@@ -110,8 +112,8 @@ class DeferredPlanUnit final : public Unit {
     return Status::internal("cuda: an unknown state of a plan");
   }
 
-  // False while the plan is being built, so that every prepare() checks it again. Also false once the plan's state or
-  // the math modes have changed.
+  // False while there is no plan, so that every prepare() counts a use. Also false once the plan's state or the math
+  // modes have changed.
   bool is_still_valid(std::span<const int64_t>) const override {
     if (lazy_library_.device().math_modes() != math_modes_) return false;
     if (prepared_ == nullptr) return true;
@@ -143,6 +145,7 @@ class DeferredPlanUnit final : public Unit {
 
   LazyLibrary<Library>& lazy_library_;
   OpKernels& kernels_;
+  const bool tune_;
   ir::MathModes math_modes_ = 0;
   typename Kind::Plan plan_;
   typename Library::Prepared prepared_;  // Null: Kind::plan() refused the node, or there is no library.
@@ -154,18 +157,22 @@ class DeferredPlanProgram final : public UnitProgram {
  public:
   DeferredPlanProgram(LazyLibrary<typename Kind::Library>& library, OpKernels& kernels, const LoadRequest& request,
                       uint64_t& refused)
-      : UnitProgram(library.device(), request, refused), lazy_library_(library), kernels_(kernels) {
+      : UnitProgram(library.device(), request, refused),
+        lazy_library_(library),
+        kernels_(kernels),
+        tune_(request.tune) {
     make_units(request);
   }
 
  private:
   std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) override {
     if (group.first != group.last || !Kind::accepts(graph, graph.nodes[group.first])) return nullptr;
-    return std::make_unique<DeferredPlanUnit<Kind>>(lazy_library_, kernels_, graph, group);
+    return std::make_unique<DeferredPlanUnit<Kind>>(lazy_library_, kernels_, graph, group, tune_);
   }
 
   LazyLibrary<typename Kind::Library>& lazy_library_;
   OpKernels& kernels_;
+  const bool tune_;
 };
 
 template <typename Kind>

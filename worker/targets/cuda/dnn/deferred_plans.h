@@ -23,9 +23,9 @@
 #include "worker/targets/cuda/dnn/cudnn_plans.h"
 #include "worker/targets/cuda/launch/choice_file.h"
 
-// Plans of cuDNN graphs that are built in the background, because cuDNN compiles their kernels, which takes seconds. A
-// background thread builds plans for problems that are used more than once. Until a plan exists, another runner
-// executes the node, unless a caller uses wait().
+// Plans of cuDNN graphs that are not built before they are worth it, because cuDNN compiles their kernels, which takes
+// up to seconds. A background thread builds them when a caller uses wait(). Without a plan, another runner executes the
+// node.
 namespace torch_remote::worker::cuda {
 
 enum class DeferredPlanState : uint8_t { kWaiting, kReady, kRefused };
@@ -59,7 +59,7 @@ class DeferredPlan {
 
   const dnn::Table& table_;
   const Problem problem_;
-  uint32_t uses_ = 0;         // Uses without a plan.
+  uint32_t uses_ = 0;         // As counted by count_use().
   bool is_queued_ = false;    // The plans were requested.
   bool is_finished_ = false;  // The thread has built or refused it, so `status_` and the members below are valid.
   bool ignores_choice_file_ = false;
@@ -70,9 +70,11 @@ class DeferredPlan {
 };
 
 // The plans of one kind of graph on one GPU's work stream. One thread uses this object, with the GPU's context current.
-// The table must outlive it. A Problem describes a call without addresses. It is ordered, and has two members. If `bool
-// deterministic` is true, all calls use the same algorithm, even if another one is faster. `key_of()` returns one word
-// with everything that a stored choice depends on except the machine. Choices of deterministic problems are not stored.
+// The table must outlive it. A Problem describes a call without addresses. It is ordered, and has three members:
+// - `bool tune`: several plans are timed, and the fastest one is used. Otherwise the first one that works is used.
+// - `bool deterministic`: only the first plan may be used, even if memory is short. Not together with `tune`.
+// - `key_of()` returns one word with everything that a stored choice depends on except the machine. Only choices of
+//   tuned problems are stored.
 template <typename Problem>
 class DeferredPlans {
  public:
@@ -87,14 +89,13 @@ class DeferredPlans {
   State state(const DeferredPlan<Problem>& prepared);
   // Why the problem is refused. Valid while the state is kRefused.
   Status status(const DeferredPlan<Problem>& prepared);
-  // Counts a use of the problem that another runner executes. The second use requests the plans; they are not worth
-  // building for a single use.
-  void count_use(const Prepared& prepared);
+  // Counts a use of a problem without plans. True from the second use on: plans are worth building.
+  static bool count_use(DeferredPlan<Problem>& prepared) { return ++prepared.uses_ >= kUses; }
   // Requests the plans and waits until they are built or refused. If an error other than kUnsupported refused them
   // before, they are requested again.
   void wait(const Prepared& prepared);
 
-  // Whether nothing has requested the plans: the problem was not used often enough, or the queue of requests was full.
+  // Whether nothing has requested the plans.
   bool is_not_requested(const DeferredPlan<Problem>& prepared);
   // The number of requests that the thread has finished, with plans or with an error.
   uint64_t finished() const { return finished_.load(std::memory_order_acquire); }
@@ -141,7 +142,9 @@ class DeferredPlans {
   // Returns an error if the problem must be refused although this level has plans.
   virtual Status check(const Problem&, size_t /*level*/) const { return {}; }
   // How many heuristic results get plans.
-  virtual size_t max_plans(const Problem& problem) const { return problem.deterministic ? 1 : options_.timed; }
+  virtual size_t max_plans(const Problem& problem) const {
+    return problem.tune || (is_only_runner() && !problem.deterministic) ? options_.timed : 1;
+  }
   // Whether no other runner executes these problems. Then run_plan() returns the error of a failed call, and does not
   // refuse the problem.
   virtual bool is_only_runner() const { return false; }
@@ -247,11 +250,6 @@ Status DeferredPlans<Problem>::status(const DeferredPlan<Problem>& prepared) {
 }
 
 template <typename Problem>
-void DeferredPlans<Problem>::count_use(const Prepared& prepared) {
-  if (++prepared->uses_ >= kUses) request(prepared);
-}
-
-template <typename Problem>
 void DeferredPlans<Problem>::request(const Prepared& prepared) {
   const std::lock_guard lock(mutex_);
   // If the queue is full, a later use requests it.
@@ -322,7 +320,7 @@ Status DeferredPlans<Problem>::make(DeferredPlan<Problem>& prepared, dnn::Handle
         [&](const std::vector<dnn::NumericalNote>& notes) { return suits(problem, notes, level); }, only,
         &prepared.made_, &prepared.choice_.plans());
   };
-  if (!problem.deterministic && !prepared.ignores_choice_file_) {
+  if (problem.tune && !prepared.ignores_choice_file_) {
     if (const std::string* const stored = file_.find(problem.key_of()); stored != nullptr) {
       (void)add(dnn::mode_of(*stored), levels() - 1, 1, stored);
       if (prepared.plans() != 0) {
@@ -345,7 +343,7 @@ Status DeferredPlans<Problem>::make(DeferredPlan<Problem>& prepared, dnn::Handle
       if (!added.ok()) status = added;
       if (prepared.plans() == 0) continue;
       if (Status good = check(problem, level); !good.ok()) return good;
-      if (problem.deterministic || prepared.plans() == 1) prepared.choice_.keep_first(false);
+      if (!problem.tune || prepared.plans() == 1) prepared.choice_.keep_first(false);
       return {};
     }
   }

@@ -24,6 +24,7 @@ struct AttentionProblem {
   dnn::Type type = dnn::Type::kFloat16;
   bool causal = false;         // Query i attends to keys 0 to i.
   bool deterministic = false;  // Results must be bitwise reproducible.
+  bool tune = false;           // The fastest algorithm is found by timing. Not together with `deterministic`.
   int64_t batch = 1, heads = 1, key_heads = 1, queries = 1, keys = 1, size = 8, value_size = 8;
   Strides query = {}, key = {}, value = {}, out = {};
   Strides grad = {}, grad_query = {}, grad_key = {}, grad_value = {};  // backward

@@ -41,6 +41,7 @@ class AttentionLibraryTest : public emulated::LibraryTest<AttentionLibrary, Prep
   static AttentionProblem problem(AttentionPass pass = AttentionPass::kForward, int64_t keys = 12) {
     AttentionProblem problem;
     problem.pass = pass;
+    problem.tune = true;
     problem.batch = 2;
     problem.heads = 4;
     problem.key_heads = 2;
@@ -124,12 +125,11 @@ TEST_F(AttentionLibraryTest, IsAskedForByTheSecondUse) {
   const ContextGuard current(device->gpu());
   prepared = library->find(problem());
   EXPECT_EQ(library->state(*prepared), State::kWaiting);
-  library->count_use(prepared);
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  EXPECT_EQ(calls("cudnnBackendGetAttribute"), 0u);  // One use does not request a plan.
-  library->count_use(prepared);
-  for (int i = 0; i < 12000 && library->state(*prepared) == State::kWaiting; ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_FALSE(library->count_use(*prepared));
+  EXPECT_TRUE(library->is_not_requested(*prepared));
+  EXPECT_TRUE(library->count_use(*prepared));
+  EXPECT_EQ(calls("cudnnBackendGetAttribute"), 0u);
+  library->wait(prepared);
   EXPECT_EQ(library->state(*prepared), State::kReady);
   EXPECT_EQ(library->heuristic_calls(), 1u);
   EXPECT_EQ(library->find(problem()), prepared);
@@ -167,11 +167,30 @@ TEST_F(AttentionLibraryTest, ChoicesAreKept) {
 TEST_F(AttentionLibraryTest, DeterministicIsTheFavouriteAlone) {
   AttentionProblem wanted = problem(AttentionPass::kBackward);
   wanted.deterministic = true;
+  wanted.tune = false;
   prepare(wanted);
   EXPECT_EQ(prepared->plans(), 1u);
   ASSERT_TRUE(run(2).ok());
   EXPECT_EQ(calls(), 2u);
   EXPECT_EQ(file(), "");
+}
+
+// By default, the file of choices is not read either.
+TEST_F(AttentionLibraryTest, OnlyTunedProblemsAreTimed) {
+  emulated::slow_down(Engine::kWorkspace, std::chrono::milliseconds(20));
+  prepare(problem());
+  ASSERT_TRUE(run(3).ok());
+  const std::string kept = file();
+  const uint64_t elapsed = calls("cuEventElapsedTime"), before = calls();
+  AttentionProblem plain = problem();
+  plain.tune = false;
+  prepare(plain);
+  EXPECT_EQ(prepared->plans(), 1u);
+  ASSERT_TRUE(run(3).ok());
+  EXPECT_EQ(calls() - before, 3u);
+  EXPECT_EQ(calls("cuEventElapsedTime"), elapsed);
+  EXPECT_EQ(library->file_hits(), 0u);
+  EXPECT_EQ(file(), kept);
 }
 
 TEST_F(AttentionLibraryTest, RefusesWhatNoEngineDoes) {
@@ -197,9 +216,8 @@ TEST_F(AttentionLibraryTest, ManyAreMadeInTurn) {
   all.reserve(80);
   for (int64_t keys = 9; keys < 89; ++keys) {
     all.push_back(library->find(problem(AttentionPass::kForward, keys)));
-    for (uint32_t use = 0; use < AttentionLibrary::kUses; ++use) library->count_use(all.back());
   }
-  for (const auto& each : all) {  // This includes those that the full queue rejected.
+  for (const auto& each : all) {
     library->wait(each);
     EXPECT_EQ(library->state(*each), State::kReady);
   }
@@ -310,6 +328,7 @@ TEST_F(AttentionLibraryTest, ComputesAttentionAndItsGradients) {
           AttentionProblem problem = this->problem(pass);
           problem.causal = causal;
           problem.deterministic = deterministic;
+          problem.tune = !deterministic;
           if (biased) {
             problem.bias_batch = 1;
             problem.bias_heads = 4;

@@ -10,9 +10,8 @@
 
 namespace torch_remote::worker::cuda {
 
-// The runner of attention and its gradients in half types, with cuDNN. In deterministic mode it waits for its plans,
-// because results must not depend on when plans are ready. `folder`: where the runner stores which algorithms are
-// fastest; empty: nowhere.
+// The runner of attention and its gradients in half types, with cuDNN. `folder`: where the runner stores which
+// algorithms are fastest; empty: nowhere.
 std::unique_ptr<Runner> make_attention_runner(CudaDevice& device, std::shared_ptr<CudnnTable> table, std::string folder,
                                               std::shared_ptr<OpKernels> kernels);
 

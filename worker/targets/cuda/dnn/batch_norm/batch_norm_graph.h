@@ -15,7 +15,8 @@ namespace torch_remote::worker::cuda {
 // and without gaps. Per-channel tensors are contiguous f32.
 struct BatchNormProblem {
   bool backward = false;
-  bool deterministic = false;  // Always the same algorithm, even if another one is faster.
+  bool deterministic = false;  // Only the heuristic's first choice may run, even if memory is short.
+  bool tune = false;           // The fastest algorithm is found by timing. Not together with `deterministic`.
   // Forward: running statistics are read, and the updated ones are written to other memory.
   bool has_running_stats = false;
   dnn::Type type = dnn::Type::kFloat32;

@@ -47,6 +47,7 @@ class BatchNormLibraryTest
   DevicePointer at(Part part) const { return reinterpret_cast<DevicePointer>(memory.data) + part * kPart; }
   static BatchNormProblem problem(bool backward, bool runs) {
     BatchNormProblem problem;
+    problem.tune = true;
     problem.backward = backward;
     problem.has_running_stats = runs;
     problem.sizes = {kBatch, kChannels, 2, 3};
@@ -183,6 +184,7 @@ TEST_F(BatchNormLibraryTest, OtherChannelsAreRefused) {
 
 TEST_F(BatchNormLibraryTest, ADeterministicProblemIsNeverTimed) {
   BatchNormProblem same = problem(true, false);
+  same.tune = false;
   same.deterministic = true;
   prepare(same);
   EXPECT_EQ(prepared->plans(), 1u);

@@ -31,7 +31,8 @@ struct ConvolutionProblem {
   bool channels_last = false;  // All three tensors; otherwise contiguous.
   bool adds_bias = false;      // The forward pass adds one number per channel.
   bool tf32 = false;           // f32 operands may be rounded to tf32.
-  bool deterministic = false;  // Always the same algorithm, with reproducible sums, even if another one is faster.
+  bool deterministic = false;  // Only the heuristic's first choice with reproducible sums, even if memory is short.
+  bool tune = false;           // The fastest algorithm is found by timing. Not together with `deterministic`.
   // Sizes: the image is [batch, channels, space...], the filter [output channels, channels / groups, space...], and the
   // output [batch, output channels, space...]. There are 2 or 3 space dims, and the lists below have one number for
   // each.
@@ -39,8 +40,8 @@ struct ConvolutionProblem {
   std::vector<int64_t> padding, padding_after, stride, dilation;
   auto operator<=>(const ConvolutionProblem&) const = default;
 
-  // One word with everything that a stored choice depends on except the machine. It lacks `deterministic`, because
-  // choices of deterministic problems are not stored.
+  // One word with everything that a stored choice depends on except the machine. It lacks `deterministic` and `tune`,
+  // because only choices of tuned problems are stored.
   std::string key_of() const;
 };
 
@@ -71,7 +72,7 @@ enum class ConvolutionLayout : uint8_t { kPreferred, kOther };
 
 // Makes the plan for one run. `values`: the values of the graph's symbols. `symbols` receives the symbols that the plan
 // depends on, even on failure. kUnsupported: cuDNN cannot execute the node, and the message says why. Other errors are
-// those that torch raises. The caller sets `adds_bias`, `tf32` and `deterministic` of the calls' problems.
+// those that torch raises. The caller sets `adds_bias`, `tf32`, `deterministic` and `tune` of the calls' problems.
 Status plan_convolution(const ir::Graph& graph, uint32_t node, std::span<const int64_t> values,
                         ConvolutionLayout layout, ConvolutionPlan* plan, std::vector<ir::Sym>* symbols);
 

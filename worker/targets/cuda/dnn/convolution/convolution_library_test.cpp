@@ -39,6 +39,7 @@ class ConvolutionLibraryTest : public emulated::LibraryTest<ConvolutionLibrary, 
 
   static ConvolutionProblem problem(ConvolutionPass pass = ConvolutionPass::kForward, int64_t size = 6) {
     ConvolutionProblem problem;
+    problem.tune = true;
     problem.pass = pass;
     problem.image = {2, 3, size, size};
     problem.filter = {4, 3, 3, 3};
@@ -103,13 +104,14 @@ TEST_F(ConvolutionLibraryTest, Tf32IsAskedFor) {
   EXPECT_EQ(library->file_hits(), 0u);
 }
 
-TEST_F(ConvolutionLibraryTest, ADeterministicProblemIsNeverTimed) {
+TEST_F(ConvolutionLibraryTest, OnlyTunedProblemsAreTimed) {
   emulated::slow_down(Engine::kWorkspace, std::chrono::milliseconds(20));
   ASSERT_TRUE(prepare(problem()).ok());
   ASSERT_TRUE(run(3).ok());  // The choice file names the faster plan.
   ConvolutionProblem same = problem();
-  same.deterministic = true;
-  for (int i = 0; i < 2; ++i) {
+  same.tune = false;
+  for (const bool deterministic : {false, true, false, true}) {
+    same.deterministic = deterministic;
     ASSERT_TRUE(prepare(same).ok());
     const uint64_t elapsed = calls("cuEventElapsedTime");
     const auto before = runs();
@@ -126,6 +128,7 @@ TEST_F(ConvolutionLibraryTest, SumsThatVaryAreRefusedWhereTheyMayNot) {
   emulated::exclude_engine(Engine::kFallback, true);
   ConvolutionProblem gradient = problem(ConvolutionPass::kBackwardFilter);
   gradient.deterministic = true;
+  gradient.tune = false;
   const Status status = prepare(gradient);
   EXPECT_EQ(status.exception_type(), "RuntimeError");
   EXPECT_NE(status.message().find("does not have a deterministic implementation, but you set "

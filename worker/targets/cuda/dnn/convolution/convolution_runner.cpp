@@ -77,8 +77,8 @@ class BiasKernel {
 
 class ConvolutionUnit final : public Unit {
  public:
-  ConvolutionUnit(Convolutions& convolutions, const ir::Graph& graph, const ir::Group& group)
-      : Unit(graph, group), convolutions_(convolutions) {}
+  ConvolutionUnit(Convolutions& convolutions, const ir::Graph& graph, const ir::Group& group, bool tune)
+      : Unit(graph, group), convolutions_(convolutions), tune_(tune) {}
 
   Status run(std::span<const tr_buffer> buffers, uint64_t run_id) override;
 
@@ -93,6 +93,7 @@ class ConvolutionUnit final : public Unit {
   static Status do_step(const OpStep& step, const RunMemory& memory);
 
   Convolutions& convolutions_;
+  const bool tune_;
   ir::MathModes math_modes_ = 0;
   ConvolutionPlan plan_;
   std::vector<std::shared_ptr<PreparedConvolution>> prepared_;  // One per call.
@@ -130,6 +131,7 @@ Status ConvolutionUnit::prepare_calls(ConvolutionLibrary& library) {
     ConvolutionProblem problem = plan_.calls[i].problem;
     problem.tf32 = problem.type == dnn::Type::kFloat32 && (math_modes_ & ir::kTf32Convolutions) != 0;
     problem.deterministic = (math_modes_ & ir::kDeterministic) != 0;
+    problem.tune = tune_ && !problem.deterministic;
     if (plan_.call_bias) {
       problem.adds_bias = true;
       const Status status = library.prepare(problem, &prepared_[i]);
@@ -178,17 +180,18 @@ Status ConvolutionUnit::run(std::span<const tr_buffer> buffers, uint64_t run_id)
 class ConvolutionProgram final : public UnitProgram {
  public:
   ConvolutionProgram(Convolutions& convolutions, const LoadRequest& request, uint64_t& refused)
-      : UnitProgram(convolutions.device(), request, refused), convolutions_(convolutions) {
+      : UnitProgram(convolutions.device(), request, refused), convolutions_(convolutions), tune_(request.tune) {
     make_units(request);
   }
 
  private:
   std::unique_ptr<Unit> make_unit(const ir::Graph& graph, const ir::Group& group) override {
     if (group.first != group.last || !is_convolution(graph, graph.nodes[group.first])) return nullptr;
-    return std::make_unique<ConvolutionUnit>(convolutions_, graph, group);
+    return std::make_unique<ConvolutionUnit>(convolutions_, graph, group, tune_);
   }
 
   Convolutions& convolutions_;
+  const bool tune_;
 };
 
 class ConvolutionRunner final : public Runner {
