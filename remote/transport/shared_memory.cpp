@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "remote/transport/mapped_regions.h"
+
 namespace torch_remote::remote {
 namespace {
 
@@ -74,7 +76,7 @@ std::shared_ptr<SharedSegment> SharedSegment::create(size_t size, MemoryAccess a
     ::close(descriptor);
     return nullptr;
   }
-  auto segment = std::shared_ptr<SharedSegment>(new SharedSegment(data, size, descriptor));
+  auto segment = std::shared_ptr<SharedSegment>(new SharedSegment(data, size, descriptor, /*is_writable=*/true));
   segment->own = true;
   return segment;
 }
@@ -88,8 +90,9 @@ Status SharedSegment::map(int descriptor, uint64_t size, std::shared_ptr<SharedS
   } else if (fstat(descriptor, &info) != 0 || size == 0 || static_cast<uint64_t>(info.st_size) < size) {
     status = bad_segment("a segment has " + std::to_string(info.st_size) + " bytes, but was announced with " +
                          std::to_string(size));
-  } else if (std::byte* data = map_shared(descriptor, size, !(seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)))) {
-    *segment = std::shared_ptr<SharedSegment>(new SharedSegment(data, size, -1));
+  } else if (const bool is_writable = !(seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE));
+             std::byte* data = map_shared(descriptor, size, is_writable)) {
+    *segment = std::shared_ptr<SharedSegment>(new SharedSegment(data, size, -1, is_writable));
   } else {
     status = system_error("cannot map " + std::to_string(size) + " bytes of shared memory", ErrorCode::kOutOfMemory);
   }
@@ -97,7 +100,13 @@ Status SharedSegment::map(int descriptor, uint64_t size, std::shared_ptr<SharedS
   return status;
 }
 
+SharedSegment::SharedSegment(std::byte* data, size_t size, int descriptor, bool is_writable)
+    : data_(data), size_(size), descriptor_(descriptor) {
+  add_mapped_region({data, size}, is_writable);
+}
+
 SharedSegment::~SharedSegment() {
+  remove_mapped_region(data_);
   munmap(data_, size_);
   if (descriptor_ >= 0) ::close(descriptor_);
 }

@@ -30,7 +30,7 @@ struct SegmentMessage {
 
 inline constexpr size_t kMaxTokens = 512;  // in one message
 
-// A mapped memfd. The destructor unmaps it.
+// A mapped memfd, which is in the list of mapped regions (mapped_regions.h). The destructor unmaps it.
 class SharedSegment {
  public:
   // Creates a segment that is sealed against shrinking, so that neither end can take pages away from the other. With
@@ -58,7 +58,7 @@ class SharedSegment {
   bool own = false;     // created by this end
 
  private:
-  SharedSegment(std::byte* data, size_t size, int descriptor) : data_(data), size_(size), descriptor_(descriptor) {}
+  SharedSegment(std::byte* data, size_t size, int descriptor, bool is_writable);
 
   std::byte* data_;
   size_t size_;

@@ -153,6 +153,16 @@ TEST_F(EmulatedDriverTest, TheHostsMemoryIsReadLater) {
   EXPECT_EQ(d.mem_free_host(pinned), Result::kInvalidValue);
 }
 
+TEST_F(EmulatedDriverTest, HostMemoryIsRegisteredOnce) {
+  Ints values(4096, 3);
+  EXPECT_OK(d.mem_host_register(values.data(), values.size() * 4, kHostRegisterPortable));
+  EXPECT_EQ(d.mem_host_register(values.data() + 100, 4, 0), Result::kHostMemoryAlreadyRegistered);
+  EXPECT_EQ(d.mem_host_register(values.data(), 0, 0), Result::kInvalidValue);
+  EXPECT_NE(emulated->leaks().find("1 registered region"), std::string::npos) << emulated->leaks();
+  EXPECT_OK(d.mem_host_unregister(values.data()));
+  EXPECT_EQ(d.mem_host_unregister(values.data()), Result::kHostMemoryNotRegistered);
+}
+
 TEST_F(EmulatedDriverTest, EventsTellWhereStreamsAre) {
   Event begin = nullptr, end = nullptr, untimed = nullptr;
   ASSERT_OK(d.event_create(&begin, kEventDefault));

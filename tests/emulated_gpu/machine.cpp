@@ -112,11 +112,14 @@ void Machine::enqueue(StreamState& stream, Work work) {
 
 bool Machine::is_pinned(const void* address, size_t bytes) const {
   const auto* first = static_cast<const std::byte*>(address);
-  const auto next = pinned.upper_bound(first);
-  if (next == pinned.begin()) return false;
-  const auto& [begin, size] = *std::prev(next);
-  const auto offset = static_cast<size_t>(first - begin);
-  return offset <= size && bytes <= size - offset;
+  const auto contain = [&](const std::map<const std::byte*, size_t>& regions) {
+    const auto next = regions.upper_bound(first);
+    if (next == regions.begin()) return false;
+    const auto& [begin, size] = *std::prev(next);
+    const auto offset = static_cast<size_t>(first - begin);
+    return offset <= size && bytes <= size - offset;
+  };
+  return contain(pinned) || contain(registered);
 }
 
 Allocation* Machine::find(DevicePointer address, size_t bytes) {
@@ -308,6 +311,7 @@ std::string EmulatedDriver::leaks() const {
   tell(machine_->execs.all().size(), "instance");
   tell(machine_->allocations.size(), "allocation");
   tell(machine_->pinned.size(), "pinned allocation");
+  tell(machine_->registered.size(), "registered region");
   return text;
 }
 

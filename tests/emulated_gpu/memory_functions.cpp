@@ -101,6 +101,29 @@ Result mem_free_host(void* address) {
   return Result::kSuccess;
 }
 
+// As in the real driver, no byte may be registered twice.
+Result mem_host_register(void* address, size_t bytes, unsigned flags) {
+  Call call("cuMemHostRegister");
+  if (!call.ready() || !call.may_synchronize()) return call.error;
+  if (address == nullptr || bytes == 0 || (flags & ~(kHostRegisterPortable | kHostRegisterReadOnly)) != 0)
+    return Result::kInvalidValue;
+  const auto* const begin = static_cast<const std::byte*>(address);
+  for (const auto* const known : {&call.machine->pinned, &call.machine->registered}) {
+    for (const auto& [other, size] : *known) {
+      if (begin < other + size && other < begin + bytes) return Result::kHostMemoryAlreadyRegistered;
+    }
+  }
+  call.machine->registered[begin] = bytes;
+  return Result::kSuccess;
+}
+
+Result mem_host_unregister(void* address) {
+  Call call("cuMemHostUnregister");
+  if (!call.ready() || !call.may_synchronize()) return call.error;
+  const bool erased = call.machine->registered.erase(static_cast<const std::byte*>(address)) != 0;
+  return erased ? Result::kSuccess : Result::kHostMemoryNotRegistered;
+}
+
 // --- pools
 
 Result mem_pool_create(MemoryPool* pool, const MemoryPoolProperties* properties) {
@@ -317,6 +340,8 @@ void add_memory_functions(Driver& driver) {
   driver.mem_free = mem_free;
   driver.mem_host_alloc = mem_host_alloc;
   driver.mem_free_host = mem_free_host;
+  driver.mem_host_register = mem_host_register;
+  driver.mem_host_unregister = mem_host_unregister;
   driver.mem_pool_create = mem_pool_create;
   driver.mem_pool_destroy = mem_pool_destroy;
   driver.mem_pool_set_attribute = mem_pool_set_attribute;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "worker/targets/cuda/device/copy_kernel.h"
+#include "worker/targets/cuda/device/registered_memory.h"
 
 namespace torch_remote::worker::cuda {
 namespace {
@@ -125,13 +126,15 @@ bool CudaDevice::copy_on_host(Stream stream, const HostCopy& copy, RetainedMemor
   return check(gpu_->driver().launch_host_func(stream, function, &retained.copies.back()), "cuLaunchHostFunc");
 }
 
-bool CudaDevice::copy_in_staged(DevicePointer to, const std::byte* from, size_t bytes, RetainedMemory& retained) {
+bool CudaDevice::copy_in_staged(DevicePointer to, const std::byte* from, size_t bytes, bool registered,
+                                RetainedMemory& retained) {
   const Driver& driver = gpu_->driver();
   const Stream in = gpu_->copy_in_stream(), work = gpu_->work_stream();
   const Staging::Slot& slot = in_.next();
-  return copy_on_host(in, {slot.pinned, from, bytes}, retained) &&
+  const std::byte* const source = registered ? from : slot.pinned;
+  return (registered || copy_on_host(in, {slot.pinned, from, bytes}, retained)) &&
          check(driver.stream_wait_event(in, slot.emptied, 0), "cuStreamWaitEvent") &&
-         check(driver.memcpy_htod_async(slot.memory, slot.pinned, bytes, in), "cuMemcpyHtoDAsync") &&
+         check(driver.memcpy_htod_async(slot.memory, source, bytes, in), "cuMemcpyHtoDAsync") &&
          check(driver.event_record(slot.filled, in), "cuEventRecord") &&
          check(driver.stream_wait_event(work, slot.filled, 0), "cuStreamWaitEvent") &&
          check(driver.memcpy_dtod_async(to, slot.memory, bytes, work), "cuMemcpyDtoDAsync") &&
@@ -148,10 +151,11 @@ void CudaDevice::copy_in(void* destination, std::span<const std::byte> source, s
     retain(std::move(keep));  // The driver may read `source` after the call returns.
     return;
   }
+  const bool registered = is_registered(gpu_, source.data(), source.size());
   RetainedMemory& retained = retain(std::move(keep));
   for (size_t at = 0; at < source.size(); at += in_.slot_bytes()) {
     const size_t bytes = std::min(in_.slot_bytes(), source.size() - at);
-    if (!copy_in_staged(to + at, source.data() + at, bytes, retained)) return;
+    if (!copy_in_staged(to + at, source.data() + at, bytes, registered, retained)) return;
   }
 }
 
@@ -160,9 +164,10 @@ void CudaDevice::copy_out(const StridedBytes& source, std::byte* destination, st
   if (view.count() == 0 || gpu_->is_lost()) return;
   const ContextGuard current(*gpu_);
   if (copy_out_small(view, destination, keep)) return;
+  const bool registered = is_registered(gpu_, destination, view.nbytes());
   RetainedMemory& retained = retain(std::move(keep));
   has_copies_out_ = true;
-  copy_out_staged(view, destination, retained);
+  copy_out_staged(view, destination, registered, retained);
 }
 
 // False: nothing was queued, and the copy needs staging memory.
@@ -187,25 +192,28 @@ bool CudaDevice::copy_out_small(const View& view, std::byte* destination, std::s
 }
 
 // Copies the view at once if it fits into a slot; otherwise splits it along the outermost dim.
-bool CudaDevice::copy_out_staged(const View& view, std::byte*& to, RetainedMemory& retained) {
+bool CudaDevice::copy_out_staged(const View& view, std::byte*& to, bool registered, RetainedMemory& retained) {
   const size_t bytes = view.nbytes();
   const auto inner = static_cast<int64_t>(bytes / static_cast<size_t>(view.sizes[0]));
   if (bytes > out_.slot_bytes()) {
     const int64_t part = std::max<int64_t>(1, static_cast<int64_t>(out_.slot_bytes()) / inner);
     for (int64_t first = 0; first < view.sizes[0]; first += part) {
-      if (!copy_out_staged(view.piece(first, std::min(part, view.sizes[0] - first)), to, retained)) return false;
+      const View piece = view.piece(first, std::min(part, view.sizes[0] - first));
+      if (!copy_out_staged(piece, to, registered, retained)) return false;
     }
     return true;
   }
   const Driver& driver = gpu_->driver();
   const Stream out = gpu_->copy_out_stream(), work = gpu_->work_stream();
   const Staging::Slot& slot = out_.next();
+  std::byte* const destination = std::exchange(to, to + bytes);
   return check(driver.stream_wait_event(work, slot.emptied, 0), "cuStreamWaitEvent") && pack(view, slot.memory) &&
          check(driver.event_record(slot.filled, work), "cuEventRecord") &&
          check(driver.stream_wait_event(out, slot.filled, 0), "cuStreamWaitEvent") &&
-         check(driver.memcpy_dtoh_async(slot.pinned, slot.memory, bytes, out), "cuMemcpyDtoHAsync") &&
+         check(driver.memcpy_dtoh_async(registered ? destination : slot.pinned, slot.memory, bytes, out),
+               "cuMemcpyDtoHAsync") &&
          check(driver.event_record(slot.emptied, out), "cuEventRecord") &&
-         copy_on_host(out, {std::exchange(to, to + bytes), slot.pinned, bytes}, retained);
+         (registered || copy_on_host(out, {destination, slot.pinned, bytes}, retained));
 }
 
 // Gathers the view's elements into contiguous memory, with a kernel of one load and one store.

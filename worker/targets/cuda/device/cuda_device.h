@@ -92,9 +92,10 @@ class CudaDevice final : public Device {
 
   bool check(Result result, const char* what) { return gpu_->check(result, what); }
   RetainedMemory& retain(std::shared_ptr<void> memory);
-  bool copy_in_staged(DevicePointer to, const std::byte* from, size_t bytes, RetainedMemory& retained);
+  // `registered`: the GPU can access the host memory (registered_memory.h).
+  bool copy_in_staged(DevicePointer to, const std::byte* from, size_t bytes, bool registered, RetainedMemory& retained);
   bool copy_out_small(const View& view, std::byte* destination, std::shared_ptr<void>& keep);
-  bool copy_out_staged(const View& view, std::byte*& to, RetainedMemory& retained);
+  bool copy_out_staged(const View& view, std::byte*& to, bool registered, RetainedMemory& retained);
   bool pack(const View& view, DevicePointer to);
   bool copy_on_host(Stream stream, const HostCopy& copy, RetainedMemory& retained);
   Event new_event();

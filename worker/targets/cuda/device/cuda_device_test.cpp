@@ -1,5 +1,6 @@
 #include "worker/targets/cuda/device/cuda_device.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <map>
@@ -7,6 +8,7 @@
 #include <string>
 #include <thread>
 
+#include "remote/transport/shared_memory.h"
 #include "tests/emulated_gpu/compile.h"
 #include "tests/emulated_gpu/open.h"
 #include "worker/device/testing/conformance.h"
@@ -235,6 +237,67 @@ TEST_F(OnGpus, ALostDeviceFinishesNoReads) {
   const auto got = read(*device, x.data, 100);
   EXPECT_EQ(device->wait(device->record()).code(), ErrorCode::kLost);
   EXPECT_EQ(*got, Bytes(100));
+  x.release(x.owner);
+}
+
+// Copies 1 MiB between a segment and the device, in both directions. Returns the driver calls.
+Calls copy_through(CudaDevice& device, const std::shared_ptr<remote::SharedSegment>& segment, void* memory, int value) {
+  const std::span<std::byte> all(segment->data(), segment->size());
+  std::ranges::fill(all, static_cast<std::byte>(value));
+  const Calls before = gpus().calls();
+  device.copy_in(memory, all, segment);
+  EXPECT_TRUE(device.wait(device.record()).ok());
+  std::ranges::fill(all, std::byte{0});
+  const auto size = static_cast<int64_t>(all.size());
+  const int64_t one = 1;
+  device.copy_out({memory, 1, {&size, 1}, {&one, 1}}, all.data(), segment);
+  EXPECT_TRUE(device.wait(device.record()).ok());
+  EXPECT_EQ(std::ranges::count(all, static_cast<std::byte>(value)), size);
+  return calls_since(before);
+}
+
+// The second use of a segment registers it; then no host function copies.
+TEST_F(OnGpus, SharedMemoryIsRegisteredOnce) {
+  const auto device = open_device(gpus().driver(), 64 << 20);
+  const tr_buffer x = allocate(*device, 1 << 20);
+  const Calls before = gpus().calls();
+  auto segment = remote::SharedSegment::create(1 << 20, remote::MemoryAccess::kWritable);
+  ASSERT_NE(segment, nullptr);
+  EXPECT_EQ(copy_through(*device, segment, x.data, 1)["cuLaunchHostFunc"], 4u);  // Of 4 slots, before the second use.
+  for (int round = 2; round < 5; ++round) {
+    EXPECT_FALSE(copy_through(*device, segment, x.data, round).contains("cuLaunchHostFunc"));
+  }
+  EXPECT_EQ(calls_since(before)["cuMemHostRegister"], 1u);
+  EXPECT_EQ(calls_since(before)["cuMemHostUnregister"], 0u);
+  segment = nullptr;
+  EXPECT_EQ(calls_since(before)["cuMemHostUnregister"], 1u);
+  x.release(x.owner);
+}
+
+// A segment may outlive the device that registered it.
+TEST_F(OnGpus, ASegmentOutlivesTheDevice) {
+  auto segment = remote::SharedSegment::create(1 << 20, remote::MemoryAccess::kWritable);
+  ASSERT_NE(segment, nullptr);
+  for (int round = 0; round < 2; ++round) {
+    const auto device = open_device(gpus().driver(), 64 << 20);
+    const tr_buffer x = allocate(*device, 1 << 20);
+    for (int i = 1; i < 4; ++i) copy_through(*device, segment, x.data, i);
+    x.release(x.owner);
+  }
+  segment = nullptr;
+  EXPECT_EQ(gpus().leaks(), "");
+}
+
+TEST_F(OnGpus, ADriverThatRegistersNothingIsNoError) {
+  Driver refusing = gpus().driver();
+  refusing.mem_host_register = [](void*, size_t, unsigned) { return Result::kNotSupported; };
+  const auto device = open_device(refusing, 64 << 20);
+  const tr_buffer x = allocate(*device, 1 << 20);
+  const auto segment = remote::SharedSegment::create(1 << 20, remote::MemoryAccess::kWritable);
+  ASSERT_NE(segment, nullptr);
+  for (int round = 1; round < 4; ++round) {
+    EXPECT_TRUE(copy_through(*device, segment, x.data, round).contains("cuLaunchHostFunc"));
+  }
   x.release(x.owner);
 }
 

@@ -38,6 +38,8 @@ enum class Result : int {
   kPeerAccessAlreadyEnabled = 704,
   kPeerAccessNotEnabled = 705,
   kContextIsDestroyed = 709,
+  kHostMemoryAlreadyRegistered = 712,
+  kHostMemoryNotRegistered = 713,
   kMisalignedAddress = 716,
   kLaunchFailed = 719,
   kNotPermitted = 800,
@@ -138,6 +140,8 @@ enum class NodeType : int { kKernel = 0, kMemcpy = 1, kMemset = 2, kHost = 3, kE
 inline constexpr unsigned kStreamNonBlocking = 1;  // Does not synchronize with the default stream.
 // Enables access to another GPU's memory on demand, where the hardware can.
 inline constexpr unsigned kIpcLazyPeerAccess = 1;
+// Registered memory: every context may copy from it; the process may only read it.
+inline constexpr unsigned kHostRegisterPortable = 1, kHostRegisterReadOnly = 8;
 inline constexpr unsigned kEventDefault = 0, kEventBlockingSync = 1, kEventDisableTiming = 2;
 
 // Every function: member, the driver's name without a version suffix, parameters. The signatures are those of CUDA
@@ -170,6 +174,8 @@ inline constexpr unsigned kEventDefault = 0, kEventBlockingSync = 1, kEventDisab
   F(ipc_close_mem_handle, cuIpcCloseMemHandle, (DevicePointer address))                                              \
   F(mem_host_alloc, cuMemHostAlloc, (void** address, size_t bytes, unsigned flags))                                  \
   F(mem_free_host, cuMemFreeHost, (void* address))                                                                   \
+  F(mem_host_register, cuMemHostRegister, (void* address, size_t bytes, unsigned flags))                             \
+  F(mem_host_unregister, cuMemHostUnregister, (void* address))                                                       \
   F(mem_pool_create, cuMemPoolCreate, (MemoryPool * pool, const MemoryPoolProperties* properties))                   \
   F(mem_pool_destroy, cuMemPoolDestroy, (MemoryPool pool))                                                           \
   F(mem_pool_set_attribute, cuMemPoolSetAttribute, (MemoryPool pool, PoolAttribute attribute, void* value))          \
