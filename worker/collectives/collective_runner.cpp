@@ -257,7 +257,7 @@ Status CollectiveProgram::begin_node(tr_run& run, uint32_t number, bool stays, W
   if (between_devices) return runner_.copy_between_devices(op, call);
   if (by_devices) {
     Status status = runner_.collective_on_devices(op, shared, work);
-    if (!status.ok()) return status;
+    if (!status.ok() || stays) return status;
     (*work)->wait(runner_.look_);
     status = (*work)->status();
     *work = nullptr;
@@ -459,6 +459,7 @@ Status CollectiveRunner::collective_on_devices(Op op, const std::shared_ptr<Call
   made.output = output.data;
   made.input_bytes = input.nbytes;
   made.output_bytes = output.nbytes;
+  made.after = options_.collectives->mark();
   Label label;
   label.op = static_cast<uint8_t>(made.op);
   label.dtype = static_cast<uint8_t>(made.dtype);

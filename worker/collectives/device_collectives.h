@@ -13,7 +13,7 @@
 #include "worker/collectives/reduction.h"
 
 // Collective ops that devices execute among each other, without the hosts' memory, such as NCCL's. Any thread may call
-// them, but only one at a time. A DeviceCollectives must outlive its groups.
+// them, but only one thread may use a group at a time. A DeviceCollectives must outlive its groups.
 namespace torch_remote::worker {
 
 class DeviceCollectives {
@@ -37,6 +37,8 @@ class DeviceCollectives {
     uint64_t input_bytes = 0, output_bytes = 0;
     // For all_to_all: bytes for and from each rank. The data is contiguous, in the order of the ranks.
     std::span<const uint64_t> sends = {}, receives = {};
+    // The op begins after this point of the device's work. From mark().
+    std::shared_ptr<void> after = nullptr;
   };
 
   class Group {
@@ -44,9 +46,9 @@ class DeviceCollectives {
     virtual ~Group() = default;
     // Whether the devices support this op; otherwise the hosts execute it.
     virtual bool supports(CollectiveOp op, ir::DType dtype, Reduction reduction) const = 0;
-    // Queues the op after all work of the device, and returns when it is done. Calls `keep_waiting` meanwhile, and, on
-    // any thread, `wake` when the op is done, so that a `keep_waiting` that blocks can return. The op must be
-    // supported. kOpFailed: `keep_waiting` returned false. kLost: the device is lost. After an error the group is
+    // Executes the op, concurrently with work that the device gets after `call.after`. Returns when it is done. Calls
+    // `keep_waiting` meanwhile, and, on any thread, `wake` when the op is done, so that a `keep_waiting` that blocks can
+    // return. The op must be supported. kOpFailed: `keep_waiting` returned false. kLost: the device is lost. After an error the group is
     // unusable.
     virtual Status run(const Call& call, const KeepWaiting& keep_waiting, const std::function<void()>& wake) = 0;
   };
@@ -55,6 +57,9 @@ class DeviceCollectives {
   // return the same result. It must succeed before the functions below are called.
   virtual Status open() = 0;
   virtual Status make_id(Id* id) = 0;
+  // Returns the point of the device's work that is reached when all work queued so far is done. For the thread that
+  // queues the device's work, unlike the other functions.
+  virtual std::shared_ptr<void> mark() = 0;
   // Returns when all ranks have joined. kOpFailed: `keep_waiting` returned false. After an error *group is unchanged.
   virtual Status join(const Id& id, int rank, int size, const KeepWaiting& keep_waiting,
                       std::shared_ptr<Group>* group) = 0;

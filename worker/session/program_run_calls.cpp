@@ -258,7 +258,7 @@ bool ProgramRun::begin(uint32_t node, uint64_t* times) {
 // Finds the memory of the node's operands. Returns whether all of it outlives the run.
 bool ProgramRun::find_uses(uint32_t node, std::vector<BackgroundOps::Use>* uses) {
   const ir::Graph& graph = program_.graph;
-  if (one_by_one_ || aliased_ || context_.profile != nullptr || !context_.device.is_host_memory()) return false;
+  if (one_by_one_ || aliased_ || context_.profile != nullptr) return false;
   bool all = true;
   ir::for_each_access(graph.nodes[node], [&](uint32_t view, ir::Access access) {
     const uint32_t b = graph.views[view].buffer;

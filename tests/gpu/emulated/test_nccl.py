@@ -1,6 +1,6 @@
 """Collective ops between workers on emulated GPUs with the emulated NCCL. The tests cover which ops NCCL executes, a
-missing or refusing NCCL, and a rank that is gone. tests/distributed/test_collectives.py compares the results with gloo;
-it runs on such workers, too."""
+missing or refusing NCCL, overlap with other work, and a rank that is gone. tests/distributed/test_collectives.py
+compares the results with gloo; it runs on such workers, too."""
 
 from __future__ import annotations
 
@@ -129,6 +129,33 @@ def a_rank_goes(rank, size):
     os._exit(0)
 
 
+def overlaps(rank, size):
+    """Work that does not use the result of an op does not wait for the op."""
+    x, y = torch.ones(1000, device="remote"), torch.arange(8.0, device="remote")
+    assert (y + 1).sum().item() == 36 and (y * 2).sum().item() == 56  # kernels are compiled before the time counts
+    dist.all_reduce(torch.ones(1, device="remote"))  # the groups of the devices are made here
+    torch.remote.synchronize()
+    if rank == 1:
+        time.sleep(4)
+    began = time.monotonic()
+    for _ in range(2):
+        x *= 2
+        dist.all_reduce(x)
+        assert (y + 1).sum().item() == 36
+    took = time.monotonic() - began
+    assert rank == 1 or took > 2, took  # the second op needs the result of the first one
+    x += 1
+    assert x.tolist() == [(2 * size) ** 2 + 1] * 1000
+    torch.remote.synchronize()
+    if rank == 1:
+        time.sleep(4)
+    began = time.monotonic()
+    dist.all_reduce(x)
+    assert (y * 2).sum().item() == 56
+    assert time.monotonic() - began < 2
+    assert x.tolist() == [((2 * size) ** 2 + 1) * size] * 1000
+
+
 def run(function, size, folder, monkeypatch, **environment):
     monkeypatch.setenv("TORCH_REMOTE_TEST_CALLS", f"{tempfile.mkdtemp()}/%")
     monkeypatch.setenv("TORCH_REMOTE_SHADOW", "0")  # its copies would count
@@ -152,3 +179,7 @@ def test_a_rank_receives_as_much_as_it_sends_to_itself(tmp_path, monkeypatch):
 
 def test_a_rank_that_goes_is_an_error(tmp_path, monkeypatch):
     run("a_rank_goes", 2, tmp_path, monkeypatch)
+
+
+def test_ops_overlap_with_other_work(tmp_path, monkeypatch):
+    run("overlaps", 2, tmp_path, monkeypatch)

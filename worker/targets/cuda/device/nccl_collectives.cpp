@@ -88,7 +88,12 @@ class NcclGroup final : public DeviceCollectives::Group {
  public:
   NcclGroup(std::shared_ptr<Gpu> gpu, const nccl::Table& table) : gpu_(std::move(gpu)), table_(table) {}
   // No op is running: `run` waits for every op that it starts.
-  ~NcclGroup() override { abort(); }
+  ~NcclGroup() override {
+    abort();
+    if (stream_ == nullptr || gpu_->is_lost()) return;
+    const ContextGuard current(*gpu_);
+    (void)gpu_->driver().stream_destroy(stream_);
+  }
 
   Status join(const DeviceCollectives::Id& id, int rank, int size, const DeviceCollectives::KeepWaiting& keep_waiting) {
     const ContextGuard current(*gpu_);
@@ -97,6 +102,9 @@ class NcclGroup final : public DeviceCollectives::Group {
     std::memcpy(name.bytes, id.data(), sizeof(name));
     nccl::Config config;
     size_ = size;
+    if (!gpu_->check(gpu_->driver().stream_create(&stream_, kStreamNonBlocking, 0), "cuStreamCreate")) {
+      return {ErrorCode::kLost, "nccl: the GPU is lost"};
+    }
     return settle(table_.join(&group_, size, name, rank, &config), "ncclCommInitRankConfig", keep_waiting);
   }
 
@@ -109,7 +117,12 @@ class NcclGroup final : public DeviceCollectives::Group {
     if (group_ == nullptr) return {ErrorCode::kInternal, "nccl: the group has ended"};
     const ContextGuard current(*gpu_);
     if (gpu_->is_lost()) return {ErrorCode::kLost, "nccl: the GPU is lost"};
-    const Stream stream = gpu_->work_stream();
+    const Stream stream = stream_;
+    if (call.after != nullptr &&
+        !gpu_->check(gpu_->driver().stream_wait_event(stream, static_cast<Event>(call.after.get()), 0),
+                     "cuStreamWaitEvent")) {
+      return {ErrorCode::kLost, "nccl: the GPU is lost"};
+    }
     Status status = queue(call, stream, keep_waiting);
     // Set by a host function when the stream reaches it.
     struct Done {
@@ -215,6 +228,7 @@ class NcclGroup final : public DeviceCollectives::Group {
   const std::shared_ptr<Gpu> gpu_;
   const nccl::Table& table_;
   nccl::Group group_ = nullptr;
+  Stream stream_ = nullptr;
   int size_ = 0;
 };
 
@@ -233,6 +247,21 @@ class NcclCollectives final : public DeviceCollectives {
     const Status status = to_status(table_, table_.get_id(&made), "ncclGetUniqueId");
     std::memcpy(id->data(), made.bytes, sizeof(made));
     return status;
+  }
+  // An event on the work stream. Null if the GPU is lost.
+  std::shared_ptr<void> mark() override {
+    if (gpu_->is_lost()) return nullptr;
+    const ContextGuard current(*gpu_);
+    const Driver& driver = gpu_->driver();
+    Event made = nullptr;
+    if (!gpu_->check(driver.event_create(&made, kEventDisableTiming), "cuEventCreate")) return nullptr;
+    std::shared_ptr<void> event(made, [gpu = gpu_](void* recorded) {
+      if (gpu->is_lost()) return;
+      const ContextGuard there(*gpu);
+      (void)gpu->driver().event_destroy(static_cast<Event>(recorded));
+    });
+    gpu_->check(driver.event_record(made, gpu_->work_stream()), "cuEventRecord");
+    return event;
   }
   Status join(const Id& id, int rank, int size, const KeepWaiting& keep_waiting,
               std::shared_ptr<Group>* group) override {
