@@ -90,7 +90,7 @@ def kernel_seconds(case: Case, device: torch.device, blocks: int) -> float:
     otherwise they would be computed once, and find their operands in the cache."""
     operands = [case.make(device) for _ in range(2)]
     times: list[float] = []
-    # Waits until programs, kernels and plans exist: plans for attention are compiled in the background for seconds.
+    # Waits until programs, kernels and plans exist: cuDNN compiles plans for attention at their second use.
     calls, warm, until = 0, 1 if blocks == 1 else 3, time.monotonic() + (0 if blocks == 1 else 5)
     while len(times) < blocks:
         is_warm = calls >= warm and time.monotonic() >= until

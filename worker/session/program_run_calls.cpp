@@ -255,14 +255,16 @@ bool ProgramRun::begin(uint32_t node, uint64_t* times) {
   return good;
 }
 
-// Finds the memory of the node's operands. Returns whether all of it outlives the run.
+// Finds the memory of the node's operands. Returns whether all of it outlives the run. On a device with its own memory,
+// also false if the node only reads: such an op sends a copy in this process's memory.
 bool ProgramRun::find_uses(uint32_t node, std::vector<BackgroundOps::Use>* uses) {
   const ir::Graph& graph = program_.graph;
   if (one_by_one_ || aliased_ || context_.profile != nullptr) return false;
-  bool all = true;
+  bool all = true, any_written = false;
   ir::for_each_access(graph.nodes[node], [&](uint32_t view, ir::Access access) {
     const uint32_t b = graph.views[view].buffer;
     const bool writes = access != ir::Access::kReads;
+    any_written |= writes;
     all = all && graph.buffers[b].survives && memory_[b].data != nullptr;
     if (!all) return;
     if (const auto input = std::ranges::find(program_.inputs, b); input != program_.inputs.end()) {
@@ -285,7 +287,7 @@ bool ProgramRun::find_uses(uint32_t node, std::vector<BackgroundOps::Use>* uses)
     uses->push_back({request_.first_result_id + static_cast<uint64_t>(survivor - program_.survivors.begin()),
                      shared_survivors_[b], writes, creates});
   });
-  return all;
+  return all && (any_written || context_.device.is_host_memory());
 }
 
 // Waits, before nodes [first, last) execute, for the background ops that they depend on. Returns false if one failed.

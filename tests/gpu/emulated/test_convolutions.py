@@ -57,7 +57,7 @@ LAYERS = [
 def test_layers(remote, number):
     make, given = LAYERS[number]
     expected = train("cpu", make, given)
-    for _ in range(3):  # heuristic results are timed, then the fastest is used
+    for _ in range(3):  # the first call of a plan is made at once, and later ones are queued
         for got, want in zip(train(remote, make, given), expected, strict=True):
             same(got, want)
 

@@ -128,7 +128,7 @@ def test_convolutions_are_tf32_if_allowed(remote):
     exact, low = F.conv2d(x, w), F.conv2d(tf32(x), tf32(w))
     inside, weight = x.to(remote), w.to(remote)
     for allowed in (False, True, False, True):
-        # Deterministic mode uses the heuristic's first choice, not the fastest algorithm.
+        # Deterministic mode uses the heuristic's first choice, even if memory is short.
         with flags(convolutions=allowed, deterministic=True):
             there = F.conv2d(inside, weight)
             assert error(there, low if allowed else exact) < 1e-4 < error(there, exact if allowed else low)

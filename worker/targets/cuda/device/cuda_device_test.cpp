@@ -276,6 +276,7 @@ TEST_F(OnGpus, SharedMemoryIsRegisteredOnce) {
 
 // A segment may outlive the device that registered it.
 TEST_F(OnGpus, ASegmentOutlivesTheDevice) {
+  const std::string before = gpus().leaks();  // Lost devices leave pinned memory.
   auto segment = remote::SharedSegment::create(1 << 20, remote::MemoryAccess::kWritable);
   ASSERT_NE(segment, nullptr);
   for (int round = 0; round < 2; ++round) {
@@ -285,7 +286,7 @@ TEST_F(OnGpus, ASegmentOutlivesTheDevice) {
     x.release(x.owner);
   }
   segment = nullptr;
-  EXPECT_EQ(gpus().leaks(), "");
+  EXPECT_EQ(gpus().leaks(), before);
 }
 
 TEST_F(OnGpus, ADriverThatRegistersNothingIsNoError) {
