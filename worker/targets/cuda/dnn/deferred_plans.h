@@ -142,9 +142,7 @@ class DeferredPlans {
   // Returns an error if the problem must be refused although this level has plans.
   virtual Status check(const Problem&, size_t /*level*/) const { return {}; }
   // How many heuristic results get plans.
-  virtual size_t max_plans(const Problem& problem) const {
-    return problem.tune || (is_only_runner() && !problem.deterministic) ? options_.timed : 1;
-  }
+  virtual size_t max_plans(const Problem& problem) const { return problem.tune ? options_.timed : 1; }
   // Whether no other runner executes these problems. Then run_plan() returns the error of a failed call, and does not
   // refuse the problem.
   virtual bool is_only_runner() const { return false; }

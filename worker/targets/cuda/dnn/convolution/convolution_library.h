@@ -18,7 +18,7 @@ struct ConvolutionPointers {
 };
 
 // Convolutions with cuDNN. No other runner executes them, so callers wait for the plan. DeferredPlanOptions::timed has
-// no effect: up to kTimed heuristic results get plans.
+// no effect: up to kMaxPlans heuristic results get plans. Untuned problems use the others if memory is short.
 class ConvolutionLibrary final : public DeferredPlans<ConvolutionProblem> {
  public:
   static Status open(std::shared_ptr<Gpu> gpu, CachingAllocator& memory, Options options,
@@ -41,12 +41,12 @@ class ConvolutionLibrary final : public DeferredPlans<ConvolutionProblem> {
   bool suits(const ConvolutionProblem& problem, const std::vector<dnn::NumericalNote>& notes,
              size_t level) const override;
   Status check(const ConvolutionProblem& problem, size_t level) const override;
-  size_t max_plans(const ConvolutionProblem&) const override { return kTimed; }
+  size_t max_plans(const ConvolutionProblem&) const override { return kMaxPlans; }
   bool is_only_runner() const override { return true; }
   Status call(const ConvolutionProblem& problem, const dnn::Plan& plan, const ConvolutionPointers& pointers,
               DevicePointer workspace, Stream stream) const;
 
-  static constexpr size_t kTimed = 4;
+  static constexpr size_t kMaxPlans = 4;
 };
 
 }  // namespace torch_remote::worker::cuda
