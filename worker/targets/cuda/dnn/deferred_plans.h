@@ -154,7 +154,6 @@ class DeferredPlans {
   Status make(DeferredPlan<Problem>& prepared, dnn::Handle handle);
 
   static constexpr size_t kMaxProblems = 1024;  // If there are so many, find() removes those that are not in use.
-  static constexpr size_t kMaxRequests = 64;
 
   const std::shared_ptr<Gpu> gpu_;
   CachingAllocator& memory_;
@@ -250,8 +249,7 @@ Status DeferredPlans<Problem>::status(const DeferredPlan<Problem>& prepared) {
 template <typename Problem>
 void DeferredPlans<Problem>::request(const Prepared& prepared) {
   const std::lock_guard lock(mutex_);
-  // If the queue is full, a later use requests it.
-  if (prepared->is_queued_ || prepared->is_finished_ || requests_.size() >= kMaxRequests) return;
+  if (prepared->is_queued_ || prepared->is_finished_) return;
   prepared->is_queued_ = true;
   requests_.push_back(prepared);
   if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
@@ -267,14 +265,9 @@ void DeferredPlans<Problem>::wait(const Prepared& prepared) {
       prepared->choice_ = {};
     }
   }
-  while (true) {
-    request(prepared);
-    std::unique_lock lock(mutex_);
-    if (prepared->is_finished_) return;
-    // The queue was full: wait until an entry is done.
-    const size_t before = requests_.size();
-    made_.wait(lock, [&] { return prepared->is_finished_ || (!prepared->is_queued_ && requests_.size() < before); });
-  }
+  request(prepared);
+  std::unique_lock lock(mutex_);
+  made_.wait(lock, [&] { return prepared->is_finished_; });
 }
 
 // --- plans -----------------------------------------------------------------------------------------------------------
