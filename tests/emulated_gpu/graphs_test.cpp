@@ -54,6 +54,23 @@ TEST_F(EmulatedGraphsTest, WhatIsCapturedIsDoneWhenItIsLaunched) {
   EXPECT_EQ(d.graph_launch(exec, first), Result::kInvalidValue);
 }
 
+// In the real driver, the work of the other thread becomes part of the graph.
+TEST_F(EmulatedGraphsTest, WorkOfAnotherThreadIsAFinding) {
+  const DevicePointer a = upload({1, 2}, first);
+  ASSERT_OK(d.stream_begin_capture(first, CaptureMode::kThreadLocal));
+  EXPECT_OK(launch(step, a, 2, 2, first));
+  EXPECT_EQ(emulated->findings(), std::vector<std::string>());
+  std::thread([&] {
+    ASSERT_OK(d.ctx_set_current(context));
+    EXPECT_OK(d.memset_d8_async(a, 0, 4, first));
+    EXPECT_OK(d.memset_d8_async(a, 0, 4, second));
+  }).join();
+  EXPECT_EQ(emulated->findings().size(), 1u);
+  Graph graph = nullptr;
+  ASSERT_OK(d.stream_end_capture(first, &graph));
+  EXPECT_OK(d.graph_destroy(graph));
+}
+
 // Streams that wait for an event of the capture join it.
 TEST_F(EmulatedGraphsTest, CapturesBranches) {
   const DevicePointer a = upload({1}, first), b = upload({2}, first);

@@ -218,6 +218,11 @@ bool Call::may_synchronize() {
   return error == Result::kSuccess;
 }
 
+void Call::check_thread(const StreamState& stream) {
+  if (stream.capture == nullptr || stream.capture->thread == std::this_thread::get_id()) return;
+  machine->findings.emplace_back("a thread uses a stream that another thread captures");
+}
+
 Result Call::refuse(Capture& capture) {
   capture.invalid = true;
   return Result::kCaptureUnsupported;
@@ -231,6 +236,7 @@ Result Call::submit(StreamState& stream, GpuOperation operation) {
                               nullptr, nullptr});
     return Result::kSuccess;
   }
+  check_thread(stream);
   if (stream.capture->invalid) return Result::kCaptureInvalidated;
   auto node = std::make_unique<Node>(Node{std::move(operation), stream.tail});
   stream.tail = {node.get()};

@@ -249,6 +249,8 @@ class Call {
   bool may_synchronize();
   // Enqueues the operation, or records it if the stream is being captured.
   Result submit(StreamState& stream, GpuOperation operation);
+  // Adds a finding if another thread than this one captures the stream: what this thread queues would be in its graph.
+  void check_thread(const StreamState& stream);
   // Invalidates the capture, because the operation is not allowed while a stream is captured.
   Result refuse(Capture& capture);
   // Waits for a condition. Calls of other threads proceed meanwhile.

@@ -101,6 +101,7 @@ Result event_record(Event handle, Stream stream_handle) {
   EventState* event = stream != nullptr ? call.event(handle) : nullptr;
   if (event == nullptr) return call.error;
   if (event->gpu != stream->gpu) return Result::kInvalidHandle;
+  call.check_thread(*stream);
   event->capture = stream->capture;
   event->tail = stream->tail;
   if (stream->capture) return stream->capture->invalid ? Result::kCaptureInvalidated : Result::kSuccess;
