@@ -14,7 +14,7 @@ struct MappedRegion {
   std::span<std::byte> bytes;
   bool is_writable = true;
   uint64_t uses = 0;                   // Counted by devices.
-  std::shared_ptr<void> registration;  // Of a device; null: none. Released before the memory is unmapped.
+  std::shared_ptr<void> registration;  // A device's; null: none. Released before the memory is unmapped.
 };
 
 // Call add_mapped_region() after memory is mapped, and remove_mapped_region() before it is unmapped. Thread safe.

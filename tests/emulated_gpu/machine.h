@@ -209,7 +209,7 @@ struct Machine {
   Handles<GraphNode, NodeState> nodes;
   Handles<GraphExec, ExecState> execs;
   std::map<DevicePointer, Allocation> allocations;
-  std::map<const std::byte*, size_t> pinned, registered;  // sizes of host memory, by address
+  std::map<const std::byte*, size_t> pinned, registered;      // sizes of host memory, by address
   std::vector<std::shared_ptr<StreamState>> closing_streams;  // destroyed streams whose threads are still ending
   std::vector<std::shared_ptr<Capture>> captures;             // captures in progress
   std::map<std::string, uint64_t> calls;

@@ -47,9 +47,9 @@ class DeviceCollectives {
     // Whether the devices support this op; otherwise the hosts execute it.
     virtual bool supports(CollectiveOp op, ir::DType dtype, Reduction reduction) const = 0;
     // Executes the op, concurrently with work that the device gets after `call.after`. Returns when it is done. Calls
-    // `keep_waiting` meanwhile, and, on any thread, `wake` when the op is done, so that a `keep_waiting` that blocks can
-    // return. The op must be supported. kOpFailed: `keep_waiting` returned false. kLost: the device is lost. After an error the group is
-    // unusable.
+    // `keep_waiting` meanwhile, and, on any thread, `wake` when the op is done, so that a `keep_waiting` that blocks
+    // can return. The op must be supported. kOpFailed: `keep_waiting` returned false. kLost: the device is lost. After
+    // an error the group is unusable.
     virtual Status run(const Call& call, const KeepWaiting& keep_waiting, const std::function<void()>& wake) = 0;
   };
 

@@ -21,8 +21,8 @@ constexpr uint64_t kPart = 16;
 // `wait` polls for this long before it sleeps.
 constexpr auto kPollTime = std::chrono::microseconds(50);
 
-// `notify` polls for this long if a small read is in flight, as a client probably waits for it. This avoids an interrupt
-// and two switches of threads.
+// `notify` polls for this long if a small read is in flight, as a client probably waits for it. This avoids an
+// interrupt and two switches of threads.
 constexpr auto kReadPollTime = std::chrono::microseconds(200);
 
 }  // namespace

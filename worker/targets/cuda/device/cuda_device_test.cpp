@@ -263,7 +263,7 @@ TEST_F(OnGpus, SharedMemoryIsRegisteredOnce) {
   const Calls before = gpus().calls();
   auto segment = remote::SharedSegment::create(1 << 20, remote::MemoryAccess::kWritable);
   ASSERT_NE(segment, nullptr);
-  EXPECT_EQ(copy_through(*device, segment, x.data, 1)["cuLaunchHostFunc"], 4u);  // Of 4 slots, before the second use.
+  EXPECT_EQ(copy_through(*device, segment, x.data, 1)["cuLaunchHostFunc"], 4u);  // The first use, in 4 slots.
   for (int round = 2; round < 5; ++round) {
     EXPECT_FALSE(copy_through(*device, segment, x.data, round).contains("cuLaunchHostFunc"));
   }

@@ -49,8 +49,8 @@ class PlanChoice {
   bool is_from_file() const { return from_file_; }
 
   // Calls the plans in order, at once, until one works. Plans that fail before it are removed. Then queues all plans
-  // again to time them, unless keep_first() was called. plans() must not be empty. Returns the last error if no plan works. If is_from_file() is true
-  // then, replace this object by one with other plans, and try again.
+  // again to time them, unless keep_first() was called. plans() must not be empty. Returns the last error if no plan
+  // works. If is_from_file() is true then, replace this object by one with other plans, and try again.
   //
   // `settled`: the first plan that works stays in use. It is neither timed nor replaced by one that needs less memory.
   // `what`: the op, for errors. `more`: see bytes_of().

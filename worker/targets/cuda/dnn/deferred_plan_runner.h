@@ -14,10 +14,10 @@
 #include "worker/targets/cuda/launch/unit_program.h"
 #include "worker/targets/cuda/ops/op_kernels.h"
 
-// Runners that execute a node with one cuDNN call. The second use of a problem waits for its plan (deferred_plans.h). So
-// which runner executes a use does not depend on timing. The first use is declined, because a plan is not worth building
-// for a single use. It waits, too, if no other runner takes the node, or in deterministic mode. Nodes that cuDNN refuses
-// are declined.
+// Runners that execute a node with one cuDNN call. The second use of a problem waits for its plan (deferred_plans.h).
+// So which runner executes a use does not depend on timing. The first use is declined, because a plan is not worth
+// building for a single use. It waits, too, if no other runner takes the node, or in deterministic mode. Nodes that
+// cuDNN refuses are declined.
 namespace torch_remote::worker::cuda {
 
 // Opens a library (a subclass of DeferredPlans, or RnnLibrary) on first use. If that fails, it is not tried again. Used

@@ -41,9 +41,12 @@ std::string key_of(const Problem& problem) {
   const auto stride = [&](int64_t elements, lt::Type type) {
     return problem.tune ? steps(elements, type) : static_cast<uint64_t>(elements);
   };
-  key << (problem.tune ? "" : problem.deterministic ? "d" : "e") << size(problem.d.rows) << "x" << size(problem.d.columns) << "x" << size(k)
-      << "b" << size(problem.batch) << "o" << static_cast<int>(problem.op_a) << static_cast<int>(problem.op_b) << "t"
-      << static_cast<int>(problem.compute) << "," << static_cast<int>(problem.scale);
+  key << (problem.tune            ? ""
+          : problem.deterministic ? "d"
+                                  : "e")
+      << size(problem.d.rows) << "x" << size(problem.d.columns) << "x" << size(k) << "b" << size(problem.batch) << "o"
+      << static_cast<int>(problem.op_a) << static_cast<int>(problem.op_b) << "t" << static_cast<int>(problem.compute)
+      << "," << static_cast<int>(problem.scale);
   for (const StoredMatrix* stored : {&problem.a, &problem.b, &problem.c, &problem.d}) {
     key << "," << static_cast<int>(stored->type) << ":" << stored->alignment << ":" << stride(stored->ld, stored->type)
         << ":" << (stored->batch_stride == 0 ? 0 : stride(stored->batch_stride, stored->type));

@@ -21,8 +21,8 @@ namespace torch_remote::worker::cuda {
 //
 // If a problem is tuned, the fastest of the heuristic's results is used. The first use runs the first choice. Behind
 // this call, it queues timed calls of all candidates, which write to scratch memory. Later uses check whether the GPU
-// has finished the timing (timed_choice.h). The chosen algorithm is used from then on, and stored in a file. If there is
-// no memory for the timing, the first choice stays, and nothing is stored. If the file has an algorithm for the key,
+// has finished the timing (timed_choice.h). The chosen algorithm is used from then on, and stored in a file. If there
+// is no memory for the timing, the first choice stays, and nothing is stored. If the file has an algorithm for the key,
 // neither the heuristic nor timing is needed.
 struct AlgorithmChoice {
   // The types, flags, alignments, epilogue, sizes and strides of a Problem. If it is tuned, sizes are rounded up to
