@@ -35,6 +35,7 @@
 #include "worker/server/files.h"
 #include "worker/targets/cache_folder.h"
 #include "worker/targets/probed_part.h"
+#include "worker/targets/self_test.h"
 
 // The worker's process. It serves one client over a given socket or over its standard input and output, or any number
 // of clients over a socket that it listens on.
@@ -170,8 +171,28 @@ void add_network_options(CLI::App& app, ListenOptions* options, std::string* tok
                "is closed");
 }
 
-// --probe. Prints what all targets find, and returns the largest of their statuses.
-int probe(const std::vector<Target>& targets, const DeviceOptions& options, bool as_json) {
+// Runs the self-tests of all targets, adds them to `json`, and returns the largest of their statuses. Prints each row when
+// it is complete, unless `as_json`.
+int self_test(const std::vector<Target>& targets, const DeviceOptions& options, bool as_json, std::string* json) {
+  std::string rows;
+  int status = 0;
+  for (const Target& target : targets) {
+    if (!target.self_test) continue;
+    const auto tested = target.self_test(target.open, options, [&](const SelfTestRow& row) {
+      rows += (rows.empty() ? "" : ", ") + json_of(row);
+      if (as_json) return;
+      std::fputs(to_text(row).c_str(), stdout);
+      std::fflush(stdout);
+    });
+    status = std::max(status, status_of(tested));
+  }
+  *json += (json->empty() ? "" : ", ") + ("\"self_test\": [" + rows + "]");
+  return status;
+}
+
+// --probe. Prints what all targets find, and returns the largest of their statuses. `tests`: if a GPU can be used, also
+// runs the self-tests.
+int probe(const std::vector<Target>& targets, const DeviceOptions& options, bool as_json, bool tests) {
   std::string text, json;
   int status = 0;
   for (const Target& target : targets) {
@@ -181,7 +202,10 @@ int probe(const std::vector<Target>& targets, const DeviceOptions& options, bool
     json += (json.empty() ? "" : ", ") + found.json;
     status = std::max(status, found.status);
   }
-  std::fputs((as_json ? "{" + json + "}\n" : text).c_str(), stdout);
+  if (!as_json) std::fputs(text.c_str(), stdout);
+  std::fflush(stdout);
+  if (tests && status < 2) status = std::max(status, self_test(targets, options, as_json, &json));
+  if (as_json) std::printf("{%s}\n", json.c_str());
   return status;
 }
 
@@ -333,13 +357,17 @@ int run(int argc, char** argv, const std::vector<Target>& targets) {
         }
       },
       "with --listen unix://, users (names or numbers) whose processes may connect, in addition to this one and root");
-  bool probes = false, probes_sandbox = false, as_json = false, lists = false;
+  bool probes = false, tests = false, probes_sandbox = false, as_json = false, lists = false;
   auto* probe_flag =
       app.add_flag("--probe", probes,
                    "print the GPUs, the driver and the libraries of this machine and how to install missing ones, then "
                    "exit; the exit status is 0 if nothing is missing, 1 if something is, 2 if no GPU can be used");
   app.add_flag("--json", as_json, "print the result of --probe as JSON")
       ->needs(probe_flag->excludes(given)->excludes(over_stdio));
+  app.add_flag("--self-test", tests,
+               "with --probe, also run each kernel file and library on the first GPU and compare the results with known "
+               "numbers; the exit status is 1 if a result is wrong")
+      ->needs(probe_flag);
   app.add_flag("--list-devices", lists,
                "print as JSON the GPUs that the driver shows to this process, with the values of --device, then exit");
   app.add_flag("--probe-sandbox", probes_sandbox,
@@ -360,7 +388,7 @@ int run(int argc, char** argv, const std::vector<Target>& targets) {
   if (options.codegen.empty()) options.codegen = remote::package_folder() / "lib/libtorch_remote_codegen.so";
   options.plugin = plugin;
   if (probes_sandbox) return probe_sandbox(listening.sandbox);
-  if (probes) return probe(targets, options, as_json);
+  if (probes) return probe(targets, options, as_json, tests);
   if (lists) return list_devices(targets);
   if (allows_files->count() > 0) {
     if (const Status status = Files::in(folder.empty() ? "/" : folder, &options.files); !status.ok())

@@ -14,6 +14,7 @@
 #include "worker/device/device.h"
 #include "worker/runner/plugin.h"
 #include "worker/runner/runner.h"
+#include "worker/targets/self_test.h"
 
 // A target executes programs on one kind of hardware. It opens a device and the ordered runners of that device. The
 // worker knows targets by this interface only; worker/process/targets.cpp lists them.
@@ -80,6 +81,10 @@ struct Target {
   std::function<DeviceOpener(const std::string& id)> open;  // `id`: a number, "0" unless `numbered`; or as for is_id.
   std::function<Probed(const DeviceOptions&)> probe;        // Null: --probe has nothing to report about the target.
   std::function<DeviceList()> list = {};                    // Null: the target is not in --list-devices.
+  // Tests devices that `open` (the member above) opens; null: the target has no self-test.
+  std::function<std::vector<SelfTestRow>(const std::function<DeviceOpener(const std::string& id)>& open,
+                                         const DeviceOptions&, const SelfTestReport&)>
+      self_test = {};
   ReferenceOpener open_reference = nullptr;                 // Null: other targets are not compared with this one.
 };
 

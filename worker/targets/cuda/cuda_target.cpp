@@ -23,6 +23,7 @@
 #include "worker/targets/cuda/gemm/gemm_runner.h"
 #include "worker/targets/cuda/probe.h"
 #include "worker/targets/cuda/runners.h"
+#include "worker/targets/cuda/self_test/self_test.h"
 
 namespace torch_remote::worker {
 namespace {
@@ -97,9 +98,9 @@ DeviceList list_devices(const cuda::ProbeSource& source) {
 
 }  // namespace
 
-Target cuda_target() { return cuda_target(cuda::nvidia()); }
+Target cuda_target() { return cuda_target(cuda::nvidia(), cuda::hand_written_kernels()); }
 
-Target cuda_target(cuda::ProbeSource source) {
+Target cuda_target(cuda::ProbeSource source, cuda::KernelArchive kernels) {
   return {.name = "cuda",
           .about = "an NVIDIA GPU, which executes the ops that have kernels",
           .numbered = true,
@@ -115,7 +116,13 @@ Target cuda_target(cuda::ProbeSource source) {
                 if (!aten.open) found.aten.set_missing({ErrorCode::kUnsupported, aten.missing});
                 return cuda::to_probed(found);
               },
-          .list = [source] { return list_devices(source); }};
+          .list = [source] { return list_devices(source); },
+          .self_test =
+              [source, kernels](const std::function<DeviceOpener(const std::string& id)>& open,
+                                const DeviceOptions& options, const SelfTestReport& report) {
+                const auto gpus = static_cast<int>(list_devices(source).devices.size());
+                return cuda::self_test(open, options, kernels, gpus, report);
+              }};
 }
 
 }  // namespace torch_remote::worker

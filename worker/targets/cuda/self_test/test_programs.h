@@ -12,12 +12,12 @@ namespace torch_remote::worker::cuda {
 
 // A small program with inputs and the expected contents of its first surviving buffer.
 struct TestProgram {
-  std::string name;    // Name of the row.
-  std::string runner;  // Runner::name() of the only runner that may execute it. Empty: all runners may.
-  std::string text;    // Text form of the graph.
-  std::vector<std::vector<std::byte>> inputs;
+  std::string name;         // Name of the row.
+  std::string runner = {};  // Runner::name() of the only runner that may execute it. Empty: all runners may.
+  std::string text = {};    // Text form of the graph.
+  std::vector<std::vector<std::byte>> inputs = {};
   ir::DType dtype = ir::DType::kFloat32;  // Of the result: kFloat32, kFloat16 or kInt64.
-  std::vector<double> expected;
+  std::vector<double> expected = {};
   double tolerance = 1e-5;  // Maximum of |result - expected| / max(1, |expected|).
   std::vector<int64_t> params = {};
   ir::MathModes math_modes = 0;
