@@ -24,6 +24,7 @@ def test_it_runs_and_writes_a_page(tmp_path):
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
     assert re.search(r"\d+ passed", result.stdout) and "cuda:0" in result.stdout
     text = page.read_text()
+    assert "## Self-test" in text and re.search(r"run sort.cu +ok", text), text
     assert "of a GPU in software and mean nothing" in text
     rows = {line.split(" | ")[0]: line.split(" | ") for line in text.splitlines() if line.startswith("| ")}
     for name, unit in (
@@ -54,6 +55,24 @@ def test_a_worker_that_does_not_start_is_no_missing_gpu(tmp_path):
     worker.chmod(0o755)
     result = run("--worker", worker, "--out", tmp_path / "page.md")
     assert result.returncode == 1 and "libspdlog" in result.stderr and "does not start" in result.stderr
+
+
+def choose(tmp_path, driver):
+    """What run.sh installs on a machine whose nvidia-smi reports this driver."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho {driver}\n")
+    program.chmod(0o755)
+    return subprocess.run(
+        ["bash", "tests/gpu/run.sh", "--dry-run", "yes"],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}, text=True, capture_output=True,
+    )  # fmt: skip
+
+
+def test_the_driver_selects_the_builds(tmp_path):
+    assert choose(tmp_path, "580.65.06").stdout.split() == ["https://download.pytorch.org/whl/cu130", "cuda"]
+    assert choose(tmp_path, "550.54.15").stdout.split() == ["https://download.pytorch.org/whl/cu126", "cuda12"]
+    old = choose(tmp_path, "470.82.01")
+    assert old.returncode == 2 and "470.82.01 is too old; install 525.60 or later" in old.stderr
 
 
 def test_unknown_options_show_the_usage():

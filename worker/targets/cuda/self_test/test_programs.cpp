@@ -88,7 +88,7 @@ TestProgram cudnn_attention() {
   made.expected.assign(kLength * kSize, 3.0);
   made.tolerance = 0.02;
   made.math_modes = ir::kDeterministic;  // The session then waits for cuDNN's plan.
-  made.without = "attention in half types runs without tensor cores: pip install 'torch_remote[cuda]'";
+  made.without = "attention in half types runs without tensor cores: pip install 'torch_remote[cuda]' (driver 580 or later) or 'torch_remote[cuda12]'";
   made.text = graph(3, 1, R"(  %0: f16[1, 1, 64, 64]{4096, 4096, 64, 1} @b0
   %1: f16[1, 1, 64, 64]{4096, 4096, 64, 1} @b1
   %2: f16[1, 1, 64, 64]{4096, 4096, 64, 1} @b2
@@ -106,7 +106,7 @@ TestProgram convolution() {
   for (int i = 0; i < 32; ++i) made.expected.push_back(324.0 * (i / 4 + 1));  // 9 * (1 + ... + 8) = 324
   made.tolerance = 1e-3;
   made.math_modes = ir::kDeterministic;
-  made.without = "convolutions are refused: pip install 'torch_remote[cuda]'";
+  made.without = "convolutions are refused: pip install 'torch_remote[cuda]' (driver 580 or later) or 'torch_remote[cuda12]'";
   made.text = graph(2, 1, R"(  %0: f32[1, 8, 4, 4]{128, 16, 4, 1} @b0
   %1: f32[8, 8, 3, 3]{72, 9, 3, 1} @b1
   %2: f32[1, 8, 2, 2]{32, 4, 2, 1} @b2 = aten::convolution(%0, %1, none, [1, 1], [0, 0], [1, 1], false, [0, 0], 1)
@@ -263,7 +263,7 @@ std::vector<TestProgram> test_programs() {
                  .inputs = {floats({1, 2, 3, 4}), floats({5, 6, 7, 8})},
                  .expected = {19, 22, 43, 50},
                  .tolerance = 1e-3,
-                 .without = "matmuls are refused: pip install 'torch_remote[cuda]'"});
+                 .without = "matmuls are refused: pip install 'torch_remote[cuda]' (driver 580 or later) or 'torch_remote[cuda12]'"});
   all.push_back(convolution());
   all.push_back(cudnn_attention());
   all.push_back(cuda_graph());
