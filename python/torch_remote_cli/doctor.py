@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from torch_remote_cli import output, system_checks, worker_checks
+from torch_remote_cli import gpu_report, output, system_checks, worker_checks
 from torch_remote_cli.check import Check, failed, note, ok
 from torch_remote_cli.exit_status import describe
 from torch_remote_cli.service import ServeError, package, version, version_module
@@ -169,6 +169,10 @@ def doctor(
         typer.Option(help="Check the worker or machine at this URL; default: TORCH_REMOTE_WORKER, local."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Do not use the device.")] = False,
+    gpu: Annotated[
+        bool,
+        typer.Option("--gpu", help="Test the first GPU of this machine, and write gpu-report.tar.gz for a report."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check this installation and a worker, and print how to fix problems."""
@@ -183,8 +187,10 @@ def doctor(
                 f"{_MARKS[check['state']]} {check['check']}: {escape(check['found'])}{fix}", soft_wrap=True
             )
 
+    if gpu and on is not None:
+        raise typer.BadParameter("--gpu tests this machine's GPU; run it on the machine of --on")
     done = []
-    for check in checks(quick, on):
+    for check in gpu_report.checks() if gpu else checks(quick, on):
         show(check)
         done.append(check)
     failed = sum(check["state"] == "failed" for check in done)
