@@ -165,6 +165,7 @@ TARGETS = [
             ("worker/targets/cuda/ops", "plans of launches"),
             ("worker/targets/cuda/kernels", "CUDA C++"),
             ("worker/targets/cuda/launch", ""),
+            ("worker/targets/cuda/self_test", ""),
             ("worker/targets/cuda/device", "driver, NCCL"),
         ],
     ),

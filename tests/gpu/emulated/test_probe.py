@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,51 @@ def test_on_the_gpu_in_software():
     assert "cuda:1" in text and "Nothing is missing" in text
     checks = doctor(TORCH_REMOTE_WORKER_BINARY=str(SOFTWARE), TORCH_REMOTE_PACKAGE=package)
     assert checks["GPU"]["state"] == checks["cuDNN"]["state"] == "ok" and "cuda:" in checks["GPU"]["found"]
+
+
+def self_test(**variables):
+    said = subprocess.run(
+        [SOFTWARE, "--probe", "--self-test", "--json"],
+        env=CLEAN | {"TORCH_REMOTE_PACKAGE": str(WORKER.parent.parent)} | variables,
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    return said.returncode, {row["name"]: row for row in json.loads(said.stdout)["self_test"]}
+
+
+def test_the_self_test_passes():
+    status, rows = self_test()
+    assert status == 0 and {row["state"] for row in rows.values()} == {"ok"}, rows
+    assert {"load sort.cu", "run sort.cu", "GEMM (cuBLASLt)", "CUDA graph", "all-reduce (NCCL)"} <= set(rows)
+
+
+def test_the_self_test_names_a_missing_library_and_goes_on():
+    status, rows = self_test(TORCH_REMOTE_TEST_WITHOUT_CUDNN="1", TORCH_REMOTE_TEST_NCCL="missing")
+    convolution = rows["convolution (cuDNN)"]
+    assert status == 1 and convolution["state"] == "failed" and "aten::convolution" in convolution["program"], rows
+    assert "no libcudnn.so" in convolution["reason"] and "pip install" in convolution["reason"]
+    assert rows["CUDA graph"]["state"] == "ok" and rows["all-reduce (NCCL)"]["state"] == "skipped"
+
+
+def test_the_bundle_has_no_secrets(tmp_path):
+    path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
+    home = tmp_path / "home-of-somebody"
+    home.mkdir()
+    result = subprocess.run(
+        [sys.executable, "-m", "torch_remote_cli", "doctor", "--gpu", "--json"],
+        env={
+            **CLEAN, "PYTHONPATH": path, "HOME": str(home), "TORCH_REMOTE_WORKER_BINARY": str(SOFTWARE),
+            "TORCH_REMOTE_PACKAGE": str(WORKER.parent.parent), "TORCH_REMOTE_TOKEN": "a-token-that-is-secret",
+            "TORCH_REMOTE_CUDA_LIB": f"{home}/lib", "TORCH_REMOTE_TEST_WITHOUT_CUDNN": "1",
+        },
+        cwd=tmp_path, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    checks = {check["check"]: check for check in json.loads(result.stdout)["checks"]}
+    assert result.returncode == 1 and checks["convolution (cuDNN)"]["state"] == "failed", checks
+    with tarfile.open(tmp_path / "gpu-report.tar.gz") as archive:
+        files = {member.name: archive.extractfile(member).read().decode() for member in archive}
+    text = "".join(files.values())
+    assert any(name.startswith("failed/") for name in files) and "TORCH_REMOTE_CUDA_LIB=~/lib" in text
+    assert "a-token-that-is-secret" not in text and "home-of-somebody" not in text and "GPU-e" not in text
 
 
 def test_devices_are_listed_with_their_uuids():
