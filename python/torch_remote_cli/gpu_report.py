@@ -1,4 +1,4 @@
-"""`torch-remote doctor --gpu`: runs the worker's self-test on the first GPU, and writes a bundle to send with a report."""
+"""`torch-remote doctor --gpu`: runs the worker's self-test on the first GPU, and writes a bundle for a report."""
 
 from __future__ import annotations
 

@@ -171,8 +171,8 @@ void add_network_options(CLI::App& app, ListenOptions* options, std::string* tok
                "is closed");
 }
 
-// Runs the self-tests of all targets, adds them to `json`, and returns the largest of their statuses. Prints each row when
-// it is complete, unless `as_json`.
+// Runs the self-tests of all targets, adds them to `json`, and returns the largest of their statuses. Unless `as_json`,
+// prints each row when it is complete.
 int self_test(const std::vector<Target>& targets, const DeviceOptions& options, bool as_json, std::string* json) {
   std::string rows;
   int status = 0;
@@ -365,8 +365,8 @@ int run(int argc, char** argv, const std::vector<Target>& targets) {
   app.add_flag("--json", as_json, "print the result of --probe as JSON")
       ->needs(probe_flag->excludes(given)->excludes(over_stdio));
   app.add_flag("--self-test", tests,
-               "with --probe, also run each kernel file and library on the first GPU and compare the results with known "
-               "numbers; the exit status is 1 if a result is wrong")
+               "with --probe, also run each kernel file and library on the first GPU and compare the results with "
+               "known numbers; the exit status is 1 if a result is wrong")
       ->needs(probe_flag);
   app.add_flag("--list-devices", lists,
                "print as JSON the GPUs that the driver shows to this process, with the values of --device, then exit");

@@ -174,7 +174,8 @@ class SelfTest {
       const KernelImages images = find_images(archive, static_cast<KernelFile>(file), device_->gpu().sm());
       if (images.code.empty() && images.ptx.empty()) {
         return Status(ErrorCode::kUnsupported,
-                      "there is no image for sm_" + std::to_string(device_->gpu().sm()) + "; install a newer torch_remote");
+                      "there is no image for sm_" + std::to_string(device_->gpu().sm()) +
+                          "; install a newer torch_remote");
       }
       const ContextGuard current(device_->gpu());
       Module module = nullptr;

@@ -11,6 +11,8 @@ namespace torch_remote::worker::cuda {
 namespace {
 
 constexpr const char* kKernels = "hand-written kernels";
+constexpr const char* kInstall =
+    "pip install 'torch_remote[cuda]' (driver 580 or later) or 'torch_remote[cuda12]'";
 
 template <typename T>
 std::vector<std::byte> bytes_of(const std::vector<T>& values) {
@@ -88,7 +90,7 @@ TestProgram cudnn_attention() {
   made.expected.assign(kLength * kSize, 3.0);
   made.tolerance = 0.02;
   made.math_modes = ir::kDeterministic;  // The session then waits for cuDNN's plan.
-  made.without = "attention in half types runs without tensor cores: pip install 'torch_remote[cuda]' (driver 580 or later) or 'torch_remote[cuda12]'";
+  made.without = "attention in half types runs without tensor cores: " + std::string(kInstall);
   made.text = graph(3, 1, R"(  %0: f16[1, 1, 64, 64]{4096, 4096, 64, 1} @b0
   %1: f16[1, 1, 64, 64]{4096, 4096, 64, 1} @b1
   %2: f16[1, 1, 64, 64]{4096, 4096, 64, 1} @b2
@@ -106,7 +108,7 @@ TestProgram convolution() {
   for (int i = 0; i < 32; ++i) made.expected.push_back(324.0 * (i / 4 + 1));  // 9 * (1 + ... + 8) = 324
   made.tolerance = 1e-3;
   made.math_modes = ir::kDeterministic;
-  made.without = "convolutions are refused: pip install 'torch_remote[cuda]' (driver 580 or later) or 'torch_remote[cuda12]'";
+  made.without = "convolutions are refused: " + std::string(kInstall);
   made.text = graph(2, 1, R"(  %0: f32[1, 8, 4, 4]{128, 16, 4, 1} @b0
   %1: f32[8, 8, 3, 3]{72, 9, 3, 1} @b1
   %2: f32[1, 8, 2, 2]{32, 4, 2, 1} @b2 = aten::convolution(%0, %1, none, [1, 1], [0, 0], [1, 1], false, [0, 0], 1)
@@ -263,7 +265,7 @@ std::vector<TestProgram> test_programs() {
                  .inputs = {floats({1, 2, 3, 4}), floats({5, 6, 7, 8})},
                  .expected = {19, 22, 43, 50},
                  .tolerance = 1e-3,
-                 .without = "matmuls are refused: pip install 'torch_remote[cuda]' (driver 580 or later) or 'torch_remote[cuda12]'"});
+                 .without = "matmuls are refused: " + std::string(kInstall)});
   all.push_back(convolution());
   all.push_back(cudnn_attention());
   all.push_back(cuda_graph());
