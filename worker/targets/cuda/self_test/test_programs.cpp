@@ -168,7 +168,7 @@ std::vector<TestProgram> test_programs() {
 )");
   add("select.cu", {floats({0, 2, 0, 3})}, 1, {1, 3, -1}, R"(  %0: f32[4]{1} @b0
   %1: i64[3, 1]{1, 1} @b1
-  %1 = aten::nonzero_static(%0, 3, -1)
+  %1 = aten::nonzero_static(%0, size=3, fill_value=-1)
 )",
       ir::DType::kInt64);
   add("fill.cu", {floats({1, 2, 3, 4})}, 1, {1, 2, 0, 4}, R"(  %0: f32[2, 2]{2, 1} @b0
@@ -199,7 +199,7 @@ std::vector<TestProgram> test_programs() {
   add("search.cu", {floats({1, 3, 5, 7}), floats({0, 4, 9})}, 1, {0, 2, 4}, R"(  %0: f32[1, 4]{4, 1} @b0
   %1: f32[1, 3]{3, 1} @b1
   %2: i64[1, 3]{3, 1} @b2
-  %2 = aten::searchsorted.Tensor(%0, %1)
+  %2 = aten::searchsorted.Tensor(%0, %1, out_int32=false, right=false, side=none, sorter=none)
 )",
       ir::DType::kInt64);
   add("pair.cu", {floats({0, 0, 3, 4}), floats({0, 0})}, 1, {0, 5}, R"(  %0: f32[2, 2]{2, 1} @b0
