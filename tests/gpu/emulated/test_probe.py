@@ -71,6 +71,13 @@ def test_the_self_test_names_a_missing_library_and_goes_on():
     assert rows["CUDA graph"]["state"] == "ok" and rows["all-reduce (NCCL)"]["state"] == "skipped"
 
 
+def test_the_self_test_names_a_driver_that_is_too_old():
+    status, rows = self_test(TORCH_REMOTE_TEST_DRIVER="11080")
+    driver = rows["driver"]
+    assert status == 1 and driver["state"] == "failed", rows
+    assert "CUDA 11.8" in driver["reason"] and "install NVIDIA's driver 525.60" in driver["reason"]
+
+
 def test_the_bundle_has_no_secrets(tmp_path):
     path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
     home = tmp_path / "home-of-somebody"

@@ -33,6 +33,7 @@ constexpr std::array<const char*, kKernelFiles> kFiles = {
 
 constexpr uint64_t kFirstResult = 100;                 // Buffer id of a program's first result.
 constexpr std::chrono::seconds kWaitForOtherRank{30};  // Then the NCCL row fails.
+constexpr int kOldestCuda = 12000;                     // In the format of cuDriverGetVersion: CUDA 12.0.
 
 // Half-precision bits as a number; no NaN or infinity is expected.
 double half_value(uint16_t bits) {
@@ -167,6 +168,18 @@ class SelfTest {
       return device_ != nullptr ? Status() : Status::internal("cuda:0 is not a GPU");
     });
     if (device_ == nullptr) lost_ = "cuda:0 could not be opened";
+  }
+
+  void check_driver() {
+    row("driver", [&] {
+      const Driver& driver = device_->gpu().driver();
+      int version = 0;
+      Status status = to_status(driver, driver.driver_get_version(&version), "cuDriverGetVersion");
+      if (!status.ok() || version >= kOldestCuda) return status;
+      return Status(ErrorCode::kUnsupported, "the driver is for CUDA " + std::to_string(version / 1000) + "." +
+                                                 std::to_string(version % 1000 / 10) +
+                                                 ", and the kernels need 12.0; install NVIDIA's driver 525.60 or later");
+    });
   }
 
   void load_image(KernelArchive archive, size_t file) {
@@ -307,6 +320,7 @@ std::vector<SelfTestRow> self_test(const std::function<DeviceOpener(const std::s
                                    const SelfTestReport& report) {
   SelfTest test(options, report);
   test.open(open("0"));
+  test.check_driver();
   for (size_t file = 0; file < kKernelFiles; ++file) test.load_image(archive, file);
   for (const TestProgram& program : test_programs()) test.run(program);
   test.run_nccl(open, gpus);
