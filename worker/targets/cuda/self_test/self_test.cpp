@@ -176,9 +176,9 @@ class SelfTest {
       int version = 0;
       Status status = to_status(driver, driver.driver_get_version(&version), "cuDriverGetVersion");
       if (!status.ok() || version >= kOldestCuda) return status;
-      return Status(ErrorCode::kUnsupported, "the driver is for CUDA " + std::to_string(version / 1000) + "." +
-                                                 std::to_string(version % 1000 / 10) +
-                                                 ", and the kernels need 12.0; install NVIDIA's driver 525.60 or later");
+      const std::string supported = std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+      return Status(ErrorCode::kUnsupported, "the driver supports CUDA " + supported +
+                                                 ", and kernels need 12.0; install NVIDIA's driver 525.60 or later");
     });
   }
 
