@@ -89,7 +89,23 @@ status=0
 failed=0
 say "self-test"
 timeout 120 "$worker" --probe --self-test >"$folder/self_test.txt" 2>&1 || failed=1
+if [ $failed = 1 ]; then
+  # Each launch then ends before the next one begins, so the row names the kernel that failed.
+  echo "With CUDA_LAUNCH_BLOCKING=1:" >>"$folder/self_test.txt"
+  CUDA_LAUNCH_BLOCKING=1 timeout 60 "$worker" --probe --self-test >>"$folder/self_test.txt" 2>&1 || true
+fi
 cat "$folder/self_test.txt"
+[ $failed = 0 ] || echo "torch-remote doctor --gpu writes gpu-report.tar.gz for a report"
+if [ -z "$emulated" ] && command -v compute-sanitizer >/dev/null; then
+  for tool in memcheck racecheck; do
+    say "compute-sanitizer, $tool"
+    timeout 60 compute-sanitizer --tool "$tool" --error-exitcode 1 "$worker" --probe --self-test \
+      >"$folder/sanitizer.txt" 2>&1 && continue
+    failed=1
+    echo "compute-sanitizer $tool reported errors, or time ran out" >>"$folder/failed.txt"
+    tail -n 40 "$folder/sanitizer.txt"
+  done
+fi
 
 # All tests connect to one worker, which gives each client its own session.
 "$worker" --device cuda:0 --listen "unix://$folder/worker.sock" 2>"$folder/worker.log" &
