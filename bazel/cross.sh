@@ -29,7 +29,7 @@ pinned() { sed -n "s/^\($1==[^ ]*\).*/\1/p" requirements/torch.txt requirements/
 python=(
   "$(pinned torch)" "$(pinned numpy)" "$(pinned scipy)" "$(pinned scikit-learn)" nvidia-cuda-runtime==13.0.96
   typing_extensions "$(pinned sympy)" mpmath networkx jinja2 MarkupSafe fsspec filelock joblib threadpoolctl
-  cloudpickle expecttest narwhals tqdm
+  cloudpickle expecttest narwhals tqdm "$(pinned setuptools)"
 )
 
 install_tools() {

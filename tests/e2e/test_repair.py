@@ -148,7 +148,8 @@ def test_restart_and_load_a_checkpoint(remote, lose, tmp_path):
     checkpoint = torch.load(tmp_path / "ck.pt")
     model.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])
-    assert [step() for _ in range(3)] == expected
+    # The last bits depend on when kernels replace ops that run one by one.
+    assert [step() for _ in range(3)] == pytest.approx(expected, rel=1e-4)
 
 
 # -- the results of a failed op ----------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """A script whose results must have the same bits on every client and worker. It prints a hash of them.
 
-Its ops round once or not at all. Others, such as exp, sums of floats and matmuls, call torch's libraries, whose last bits
-depend on the processor (docs/limits.md).
+Its ops round once or not at all. Others, such as exp, sums of floats and matmuls, call torch's libraries, whose last
+bits depend on the processor (docs/limits.md).
 """
 
 import hashlib
