@@ -15,7 +15,8 @@ magic='\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00'
 mask='\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff'
 printf '%s' ":aarch64:M::$magic:$mask:$sysroot/qemu:P" > /proc/sys/fs/binfmt_misc/register
 # qemu-user shows programs the machine's own /proc/cpuinfo, in which torch's cpuinfo finds no core. These are Neoverse N1.
-for ((i = 0; i < $(nproc --all); ++i)); do
+cores=$(nproc --all)
+for ((i = 0; i < cores; ++i)); do
   printf '%s\n' "processor : $i" "BogoMIPS : 50.00" \
     "Features : fp asimd aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp" \
     "CPU implementer : 0x41" "CPU architecture: 8" "CPU variant : 0x3" "CPU part : 0xd0c" "CPU revision : 1" ""

@@ -92,6 +92,23 @@ ssize_t send_pieces(int socket, std::span<const iovec> pieces, int descriptor, i
   return TEMP_FAILURE_RETRY(sendmsg(socket, &message, MSG_NOSIGNAL | flags));
 }
 
+ssize_t receive_piece(int socket, std::span<char> bytes, int* descriptor, int flags) {
+  *descriptor = -1;
+  iovec piece{bytes.data(), bytes.size()};
+  alignas(cmsghdr) char ancillary[CMSG_SPACE(sizeof(int))];
+  msghdr message{};
+  message.msg_iov = &piece;
+  message.msg_iovlen = 1;
+  message.msg_control = ancillary;
+  message.msg_controllen = CMSG_LEN(sizeof(int));  // without its padding, which has space for a second descriptor
+  const ssize_t n = TEMP_FAILURE_RETRY(recvmsg(socket, &message, MSG_CMSG_CLOEXEC | flags));
+  const cmsghdr* part = n > 0 ? CMSG_FIRSTHDR(&message) : nullptr;
+  if (part != nullptr && part->cmsg_level == SOL_SOCKET && part->cmsg_type == SCM_RIGHTS) {
+    std::memcpy(descriptor, CMSG_DATA(part), sizeof(int));
+  }
+  return n;
+}
+
 namespace {
 
 class SocketStream : public ByteStream {

@@ -51,6 +51,9 @@ bool is_tcp_peer(int socket, int process);
 // Calls sendmsg with MSG_NOSIGNAL and `flags`, again if a signal interrupts it. If `descriptor` is not -1, it is sent
 // along with the bytes; only Unix sockets support this.
 ssize_t send_pieces(int socket, std::span<const iovec> pieces, int descriptor, int flags);
+// Calls recvmsg on a Unix socket with `flags`, again if a signal interrupts it. *descriptor becomes the descriptor that
+// was sent along, which the caller must close, or -1. The kernel closes any further ones.
+ssize_t receive_piece(int socket, std::span<char> bytes, int* descriptor, int flags);
 
 // Makes a stream of a connected Unix or TCP socket, whose descriptor it owns.
 std::unique_ptr<ByteStream> make_socket_stream(int socket, std::string description);

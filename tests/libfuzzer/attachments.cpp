@@ -20,6 +20,7 @@
 #include <memory>
 #include <vector>
 
+#include "remote/transport/byte_stream.h"
 #include "remote/transport/transport.h"
 #include "remote/wire/wire.h"
 #include "tests/libfuzzer/fuzzer.h"
@@ -108,21 +109,8 @@ class Peer {
  private:
   bool write(std::span<const uint8_t> bytes, int descriptor = -1) {
     if (bytes.empty()) return true;
-    iovec piece{const_cast<uint8_t*>(bytes.data()), bytes.size()};
-    msghdr message{};
-    message.msg_iov = &piece;
-    message.msg_iovlen = 1;
-    alignas(cmsghdr) char space[CMSG_SPACE(sizeof(int))]{};
-    if (descriptor >= 0) {
-      message.msg_control = space;
-      message.msg_controllen = sizeof(space);
-      cmsghdr* control = CMSG_FIRSTHDR(&message);
-      control->cmsg_level = SOL_SOCKET;
-      control->cmsg_type = SCM_RIGHTS;
-      control->cmsg_len = CMSG_LEN(sizeof(int));
-      std::memcpy(CMSG_DATA(control), &descriptor, sizeof(int));
-    }
-    return sendmsg(socket_, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size());
+    const iovec piece{const_cast<uint8_t*>(bytes.data()), bytes.size()};
+    return remote::send_pieces(socket_, {&piece, 1}, descriptor, 0) == static_cast<ssize_t>(bytes.size());
   }
 
   bool write_frame(uint8_t type, std::span<const uint8_t> control, uint16_t flags, int descriptor = -1) {
@@ -181,23 +169,10 @@ class Peer {
   // Reads what this end sent from the socket; otherwise sending would block forever.
   bool drain() {
     char bytes[4096];
-    alignas(cmsghdr) char space[CMSG_SPACE(sizeof(int) * 16)];
     for (;;) {
-      iovec piece{bytes, sizeof(bytes)};
-      msghdr message{};
-      message.msg_iov = &piece;
-      message.msg_iovlen = 1;
-      message.msg_control = space;
-      message.msg_controllen = sizeof(space);
-      const ssize_t size = recvmsg(socket_, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-      for (cmsghdr* control = CMSG_FIRSTHDR(&message); size > 0 && control; control = CMSG_NXTHDR(&message, control)) {
-        const size_t count = (control->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-        for (size_t i = 0; i < count; ++i) {
-          int descriptor;
-          std::memcpy(&descriptor, CMSG_DATA(control) + i * sizeof(int), sizeof(int));
-          ::close(descriptor);
-        }
-      }
+      int descriptor;
+      const ssize_t size = remote::receive_piece(socket_, bytes, &descriptor, MSG_DONTWAIT);
+      if (descriptor >= 0) ::close(descriptor);
       if (size <= 0) return size != 0;
     }
   }

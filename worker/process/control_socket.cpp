@@ -31,23 +31,11 @@ bool send_control(int socket, Control type, const std::string& body, int descrip
 
 Status receive_control(int socket, ControlMessage* message) {
   std::array<char, kMostBytes> bytes;
-  iovec piece{bytes.data(), bytes.size()};
-  alignas(cmsghdr) char ancillary[CMSG_SPACE(sizeof(int))];
-  msghdr header{};
-  header.msg_iov = &piece;
-  header.msg_iovlen = 1;
-  header.msg_control = ancillary;
-  // Without its padding, the buffer has space for one descriptor. The kernel closes any others.
-  header.msg_controllen = CMSG_LEN(sizeof(int));
-  const ssize_t n = TEMP_FAILURE_RETRY(recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC));
+  int descriptor;
+  const ssize_t n = remote::receive_piece(socket, bytes, &descriptor, MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return {ErrorCode::kTimeout, "remote: timeout"};
   if (n <= 0) return {ErrorCode::kLost, "remote: the other process is gone"};
-  *message = {static_cast<Control>(bytes[0]), std::string(bytes.data() + 1, static_cast<size_t>(n) - 1), -1};
-  for (cmsghdr* part = CMSG_FIRSTHDR(&header); part; part = CMSG_NXTHDR(&header, part)) {
-    if (part->cmsg_level == SOL_SOCKET && part->cmsg_type == SCM_RIGHTS) {
-      std::memcpy(&message->descriptor, CMSG_DATA(part), sizeof(int));
-    }
-  }
+  *message = {static_cast<Control>(bytes[0]), std::string(bytes.data() + 1, static_cast<size_t>(n) - 1), descriptor};
   return {};
 }
 

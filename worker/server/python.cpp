@@ -33,20 +33,8 @@ enum class Packet { kAccepted, kAnswer, kEnd };
 
 Packet receive_packet(int socket, int* descriptor) {
   char byte;
-  iovec data{&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
-  const ssize_t received = TEMP_FAILURE_RETRY(recvmsg(socket, &message, MSG_CMSG_CLOEXEC));
-  if (received <= 0) return Packet::kEnd;
-  const cmsghdr* header = CMSG_FIRSTHDR(&message);
-  if (!header) return Packet::kAccepted;
-  if (header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(sizeof(int))) return Packet::kEnd;
-  std::memcpy(descriptor, CMSG_DATA(header), sizeof(int));
-  return Packet::kAnswer;
+  if (remote::receive_piece(socket, {&byte, 1}, descriptor, 0) <= 0) return Packet::kEnd;
+  return *descriptor < 0 ? Packet::kAccepted : Packet::kAnswer;
 }
 
 std::string describe(int status) {

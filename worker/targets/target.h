@@ -53,7 +53,7 @@ using ReferenceOpener = std::function<Status(OpenDevice* opened)>;
 // The devices of a target on this machine, found without opening them.
 struct ListedDevice {
   std::string device;  // The value of --device: "cuda:0".
-  std::string id;      // What names it on every machine and in every order: a GPU's UUID.
+  std::string id;      // A name that does not depend on the order of devices: a GPU's UUID.
   std::string name;    // "NVIDIA A100-SXM4-80GB"
 };
 struct DeviceList {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <charconv>
 #include <cstdio>
 
 namespace torch_remote::worker::cuda {
@@ -76,16 +75,10 @@ Status find_gpu(const Driver& driver, std::string_view id, int* ordinal) {
   std::vector<ListedGpu> gpus;
   if (Status status = list_gpus(driver, &gpus); !status.ok()) return status;
   std::vector<int> found;
-  if (is_gpu_id(id)) {
-    const std::string wanted = lower(id);
-    for (const ListedGpu& gpu : gpus) {
-      if (lower(gpu.uuid).starts_with(wanted)) found.push_back(gpu.ordinal);
-    }
-  } else {
-    int number = -1;
-    const auto read = std::from_chars(id.data(), id.data() + id.size(), number);
-    const bool is_number = read.ec == std::errc() && read.ptr == id.data() + id.size();
-    if (is_number && number >= 0 && static_cast<size_t>(number) < gpus.size()) found.push_back(number);
+  const bool is_uuid = is_gpu_id(id);
+  const std::string wanted = lower(id);
+  for (const ListedGpu& gpu : gpus) {
+    if (is_uuid ? lower(gpu.uuid).starts_with(wanted) : std::to_string(gpu.ordinal) == id) found.push_back(gpu.ordinal);
   }
   if (found.size() == 1) {
     *ordinal = found[0];
