@@ -135,7 +135,7 @@ class SocketStream : public ByteStream {
     const ssize_t n = TEMP_FAILURE_RETRY(recvmsg(socket_, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC));
     if (n < 0) return would_block() ? timed_out() : broken();
     *bytes = static_cast<size_t>(n);
-    if (message.msg_controllen != 0) keep_descriptors(message, *descriptors);
+    if (descriptors != nullptr && message.msg_controllen != 0) keep_descriptors(message, *descriptors);
     if (message.msg_flags & MSG_CTRUNC) {
       return Status::invalid("remote: more descriptors came than this process may have open; raise `ulimit -n`");
     }
@@ -204,7 +204,7 @@ class SocketStream : public ByteStream {
   bool is_unix_ = false;
 };
 
-class PipeStream : public ByteStream {
+class PipeStream final : public ByteStream {
  public:
   PipeStream(int input, int output, std::string description)
       : input_(input), output_(output), description_(std::move(description)) {

@@ -269,9 +269,10 @@ Status PythonCalls::call(uint64_t call, Parts request) {
     Process* chosen = nullptr;
     std::vector<std::unique_ptr<Process>> gone;  // Joined without the lock.
     std::lock_guard lock(mutex_);
-    const auto alive = std::stable_partition(processes_.begin(), processes_.end(), [](auto& p) { return !p->ended; });
-    std::move(alive, processes_.end(), std::back_inserter(gone));
-    processes_.erase(alive, processes_.end());
+    for (auto& process : processes_) {
+      if (process->ended) gone.push_back(std::move(process));
+    }
+    std::erase(processes_, nullptr);
     for (const auto& process : processes_) {
       if (process->call == 0) chosen = process.get();
     }

@@ -42,6 +42,22 @@ torch.backends.cudnn.allow_tf32 = False
 # The worker's error for an op that no runner supports, or not with such operands.
 REFUSED = re.compile(r"nothing in this worker does the op '([^']+)' like this")
 
+# CPU's error for a number that a half type cannot hold. For arguments with these names, torch's CUDA kernels compute
+# with a float, and so does the worker (worker/runner/number_checks.cpp): torch.sub(x, y, alpha=1e10) in float16.
+HALF_OVERFLOW = re.compile(r"value cannot be converted to type c10::(Half|BFloat16) without overflow")
+FLOAT_NUMBERS = {
+    "alpha",
+    "beta",
+    "scale",
+    "input_scale",
+    "negative_slope",
+    "weight",
+    "min",
+    "max",
+    "min_val",
+    "max_val",
+}
+
 
 @dataclass
 class Tally:
@@ -87,7 +103,13 @@ class CpuSpecific(TorchDispatchMode):
                 self.reason = "a convolution with elements that are not finite"
         elif func._schema.is_mutable and any(map(shares_elements, tensors)):
             self.reason = "elements in place that share memory"
-        return func(*args, **(kwargs or {}))
+        try:
+            return func(*args, **(kwargs or {}))
+        except RuntimeError as error:
+            names = {argument.name for argument in func._schema.arguments}
+            if HALF_OVERFLOW.search(str(error)) and names & FLOAT_NUMBERS and "index" not in names:
+                self.reason = "a number beyond a half type"
+            raise
 
 
 def cpu_specific_steps(program: Program) -> Iterator[tuple[int, str]]:
